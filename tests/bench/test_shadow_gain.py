@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from lengthwise.bench.shadow_gain import LOGGED, TRUE, fit_cost, shadow_traffic, study_shadow, tables
-from lengthwise.engines.shadow_log import Entry, Gauges, Header, Logged, Memory, PredictorAccount
+from lengthwise.engines.engine_metrics import EngineMemory
+from lengthwise.engines.shadow_log import Entry, Gauges, Header, Logged, PredictorAccount
 from lengthwise.errors import InputError
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, StepCost, simulate
 from lengthwise.workloads import Workload
@@ -157,7 +158,7 @@ def test_answers_that_are_not_streamed_are_replayed_without_a_first_token() -> N
 
 def test_the_replay_uses_the_logged_prediction_delay_and_reported_memory() -> None:
     account = PredictorAccount(600, 600, 0, 0, 1.0, 0.25)
-    found = study_shadow(logged(served(), account=account, memory=Memory(4000, 16)), "log")
+    found = study_shadow(logged(served(), account=account, memory=EngineMemory(4000, 16)), "log")
     assert found.prediction_delay_s == 0.25
     assert (found.engine.spec.kv_tokens, found.engine.memory_from) == (4000, "reported by the engine")
 

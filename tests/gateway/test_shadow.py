@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lengthwise.engines.shadow_log import Entry, Gauges, Header, Logged, Memory, PredictorAccount, ShadowLog, read_log
+from lengthwise.engines.engine_metrics import EngineMemory
+from lengthwise.engines.shadow_log import Entry, Gauges, Header, Logged, PredictorAccount, ShadowLog, read_log
 from lengthwise.errors import InputError
 from lengthwise.gateway.shadow import create_shadow
 from lengthwise.predictors.service import PredictionService
@@ -210,7 +211,7 @@ async def test_a_full_disk_stops_the_log_and_no_request(
 def test_a_log_is_read_as_it_was_written_and_a_line_cut_short_is_forgotten(log: Path) -> None:
     header = Header("http://e", "fast", 5.0)
     first, second = (Entry(at, at + 1, "whole", "m", True, at + 0.5, 3, 10, 4) for at in (2.0, 1.0))
-    rest = (Gauges(0.5, 1, 0), Memory(64, 16), PredictorAccount(2, 2, 0, 0, 0.1, 0.01))
+    rest = (Gauges(0.5, 1, 0), EngineMemory(64, 16), PredictorAccount(2, 2, 0, 0, 0.1, 0.01))
     with ShadowLog(log, header) as writing:
         for record in (first, second, *rest):
             writing.add(record)

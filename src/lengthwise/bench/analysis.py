@@ -21,7 +21,7 @@ from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
 from lengthwise.reports.runs import judge, multiple, price
-from lengthwise.simulator.metrics import LatencyProfile
+from lengthwise.simulator.metrics import Summary, summarise
 from lengthwise.simulator.paired import Ratio, interval_over_pairs, over_pairs, pair_draws
 
 Floats = NDArray[np.float64]
@@ -35,46 +35,39 @@ class EpisodeRows:
     """The requests of one episode, in order of arrival."""
 
     e2e_s: Floats
-    ttft_s: Floats
-    output_tokens: Floats
+    output_tokens: NDArray[np.int64]
     mu: Floats
-    makespan_s: float
-    preemptions: int
-    profile: LatencyProfile
+    summary: Summary
 
     @classmethod
     def of(cls, table: pa.Table) -> EpisodeRows:
         """Return the latencies of an episode's rows."""
-        sent, first, finished = (
-            table[name].to_numpy().astype(np.float64) for name in ("sent_s", "first_token_s", "finished_s")
+        sent, first, finished, mu, preemptions = (
+            table[name].to_numpy(zero_copy_only=False).astype(np.float64)
+            for name in ("sent_s", "first_token_s", "finished_s", "mu", "preemptions")
         )
-        return cls(
-            e2e_s=finished - sent,
-            ttft_s=first - sent,
-            output_tokens=table["output_tokens"].to_numpy().astype(np.float64),
-            mu=table["mu"].to_numpy(zero_copy_only=False).astype(np.float64),
-            makespan_s=float(finished.max() - sent.min()),
-            preemptions=int(np.nansum(table["preemptions"].to_numpy(zero_copy_only=False).astype(np.float64))),
-            profile=LatencyProfile.of(
-                sent=sent,
-                first_token=first,
-                finish=finished,
-                output_tokens=table["output_tokens"].to_numpy().astype(np.int64),
-            ),
+        tokens = table["output_tokens"].to_numpy().astype(np.int64)
+        summary = summarise(
+            sent=sent,
+            first_token=first,
+            finish=finished,
+            output_tokens=tokens,
+            preemptions=int(np.nansum(preemptions)),
         )
+        return cls(finished - sent, tokens, mu, summary)
 
     @property
     def figures(self) -> dict[str, float]:
         """The figures that are compared, in seconds."""
         return {
-            "mean": float(self.e2e_s.mean()),
-            "per_token": float((self.e2e_s / self.output_tokens).mean()),
-            "ttft": float(self.ttft_s.mean()),
-            "p50": float(np.quantile(self.e2e_s, 0.5)),
-            "p99": float(np.quantile(self.e2e_s, 0.99)),
+            "mean": self.summary.e2e_s.mean,
+            "per_token": self.summary.per_token_s.mean,
+            "ttft": self.summary.ttft_s.mean,
+            "p50": self.summary.e2e_s.p50,
+            "p99": self.summary.e2e_s.p99,
             "p999": float(np.quantile(self.e2e_s, 0.999)),
             "max": float(self.e2e_s.max()),
-            "makespan": self.makespan_s,
+            "makespan": self.summary.makespan_s,
         }
 
 
@@ -184,7 +177,7 @@ def _arm_result(
         by_block=by_block,
         captured=_captured(ours, base, episodes.get((kind, Arm(arm.policy, ORACLE)), {}), arm),
         tau=_tau(ours.values()),
-        preemptions=sum(rows.preemptions for rows in ours.values()),
+        preemptions=sum(rows.summary.preemptions for rows in ours.values()),
         schedule_ms=float(np.mean([each["schedule_ms"] for each in facts])) if facts else math.nan,
         late_s=max((each["late_s"] for each in facts), default=math.nan),
     )

@@ -26,7 +26,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import optimize
 
-from lengthwise.engines.shadow_log import Entry, Gauges, Logged, Memory
+from lengthwise.engines.engine_metrics import EngineMemory
+from lengthwise.engines.shadow_log import Entry, Gauges, Logged
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, student
 from lengthwise.policies import make_policy
@@ -51,7 +52,7 @@ from lengthwise.simulator import (
 )
 from lengthwise.simulator.grid import Measure, paired_ratio
 from lengthwise.simulator.metrics import TRUTH
-from lengthwise.simulator.paired import Ratio
+from lengthwise.simulator.paired import Ratio, gain_captured
 from lengthwise.workloads import Workload
 
 Floats = NDArray[np.float64]
@@ -178,7 +179,7 @@ class FittedEngine:
 
 
 def fit_engine(
-    traffic: ShadowTraffic, gauges: Sequence[Gauges], memory: Memory | None, *, max_num_seqs: int | None = None
+    traffic: ShadowTraffic, gauges: Sequence[Gauges], memory: EngineMemory | None, *, max_num_seqs: int | None = None
 ) -> FittedEngine:
     """Fit step time and limits; `max_num_seqs` is used as it is if given."""
     cost, answers = fit_cost(traffic)
@@ -186,7 +187,7 @@ def fit_engine(
     longest = int((traffic.workload.input_tokens + traffic.workload.output_tokens).max())
     memory_from = "reported by the engine"
     if memory is None:
-        memory, memory_from = Memory((slots + 1) * (longest + _BLOCK), _BLOCK), "not known: assumed sufficient"
+        memory, memory_from = EngineMemory((slots + 1) * (longest + _BLOCK), _BLOCK), "not known: assumed sufficient"
     spec = EngineSpec(
         "fitted to the log",
         cost,
@@ -306,7 +307,6 @@ def _constant(predictions: RequestPredictions, rows: Mask) -> Accuracy:
 
 LOGGED: Final = "as logged"
 TRUE: Final = "true lengths"
-_LEAST_GAIN: Final = 0.01  # of FCFS's mean, with true lengths: below it the captured share is not defined
 
 
 @dataclass(frozen=True)
@@ -429,8 +429,7 @@ def _replay(policy: str, traffic: ShadowTraffic, fleet: Fleet, base: Outcome, de
 
 
 def _captured(ours: Outcome, true: Outcome, base: Outcome, measure: Measure) -> float:
-    policy, best, fcfs = (getattr(run.summary, measure).mean for run in (ours, true, base))
-    return (fcfs - policy) / (fcfs - best) if fcfs - best > _LEAST_GAIN * fcfs else math.nan
+    return gain_captured(*(getattr(run.summary, measure).mean for run in (ours, base, true)))
 
 
 def _summary(traffic: ShadowTraffic, first_token: Floats, finish: Floats) -> Summary:

@@ -14,6 +14,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from lengthwise.engines.engine_metrics import EngineMemory
 from lengthwise.errors import InputError
 
 FORMAT: Final = 1
@@ -71,14 +72,6 @@ class Gauges:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """The engine's KV memory, as reported."""
-
-    kv_tokens: int
-    block_size: int
-
-
-@dataclass(frozen=True, slots=True)
 class PredictorAccount:
     """Counts of the predictor, written at the end."""
 
@@ -91,11 +84,11 @@ class PredictorAccount:
     """Mean time from a request to its prediction."""
 
 
-_KINDS: Final[dict[str, type[Header | Entry | Gauges | Memory | PredictorAccount]]] = {
+_KINDS: Final[dict[str, type[Header | Entry | Gauges | EngineMemory | PredictorAccount]]] = {
     "shadow": Header,
     "request": Entry,
     "engine": Gauges,
-    "memory": Memory,
+    "memory": EngineMemory,
     "account": PredictorAccount,
 }
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
@@ -127,7 +120,7 @@ class ShadowLog:
             self._stream.close()
             self._stream = None
 
-    def add(self, record: Header | Entry | Gauges | Memory | PredictorAccount) -> None:
+    def add(self, record: Header | Entry | Gauges | EngineMemory | PredictorAccount) -> None:
         """Append a record and flush."""
         if self._stream is None:
             raise RuntimeError("a ShadowLog is open inside `with` only")
@@ -147,7 +140,7 @@ class Logged:
     header: Header
     entries: tuple[Entry, ...]
     gauges: tuple[Gauges, ...]
-    memory: Memory | None
+    memory: EngineMemory | None
     account: PredictorAccount | None
 
 
@@ -168,7 +161,7 @@ def read_log(path: Path) -> Logged:
         records[0],
         tuple(entries),
         tuple(record for record in records if isinstance(record, Gauges)),
-        next((record for record in records if isinstance(record, Memory)), None),
+        next((record for record in records if isinstance(record, EngineMemory)), None),
         next((record for record in reversed(records) if isinstance(record, PredictorAccount)), None),
     )
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from lengthwise.engines.client import EngineClient, EngineError, without_credentials
 from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
-from lengthwise.engines.shadow_log import End, Entry, Gauges, Header, Memory, PredictorAccount, ShadowLog, Source
+from lengthwise.engines.shadow_log import End, Entry, Gauges, Header, PredictorAccount, ShadowLog, Source
 from lengthwise.gateway.bodies import BODIES, CompletionBody, parse
 from lengthwise.gateway.errors import ApiError, from_engine, internal_error_response
 from lengthwise.gateway.server import run_app
@@ -255,7 +255,7 @@ async def _scrape(client: EngineClient, proxy: ShadowProxy, every_s: float) -> N
         if metrics is None:
             return
         if not memory and (found := read_memory(metrics)) is not None:
-            proxy.log.add(Memory(found.kv_tokens, found.block_size))
+            proxy.log.add(found)
             memory = True
         gauges = read_gauges(metrics)
         if gauges is not None and (gauges.running, gauges.waiting) != last:

@@ -54,6 +54,9 @@ class RowFits:
     degenerate: Mask
     """Fewer than two different uncensored lengths: such a row does not determine the spread of any family."""
 
+    def __getitem__(self, rows: Rows) -> RowFits:
+        return RowFits(self.family, self.params[rows], self.loglik[rows], self.converged[rows], self.degenerate[rows])
+
 
 def fit_rows(
     family: Family,

@@ -82,7 +82,7 @@ def bench_runs(result: BenchResult, store: BenchStore) -> list[ReportedRun]:
                 over_fcfs={
                     ours: Ratio(1.0, 1.0, 1.0) if is_base else each.ratios[theirs] for theirs, ours in _FIGURES.items()
                 },
-                profile=pooled([each.profile for each in rows]),
+                profile=pooled([each.summary.profile for each in rows]),
             )
         )
     return found

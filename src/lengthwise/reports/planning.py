@@ -10,10 +10,10 @@ from typing import Any
 from lengthwise.reports.page import BASELINE_COLOUR, Document, Figure, Origin, axes, axis
 from lengthwise.reports.runs import NAMES, RATIOS, ReportedRun, figures, predictor_label, seconds, trace
 from lengthwise.reports.tables import Table, share
-from lengthwise.simulator.grid import BASELINE, latencies
+from lengthwise.simulator.grid import BASELINE, paired_ratio
 from lengthwise.simulator.metrics import TRUTH
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.paired import Ratio, over_requests
+from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.planning import CapacitySearch, SeededPlan
 
 _LOWEST_SHARE = 0.5
@@ -226,8 +226,7 @@ def _ratio(ours: Outcome, base: Outcome, figure: str) -> Ratio:
     if ours is base:
         return Ratio(1.0, 1.0, 1.0)
     measure, statistic = figure.rsplit("_", 1)
-    values, others = ({str(name): each for name, each in latencies(run).items()} for run in (ours, base))
-    return over_requests(values[f"{measure}_s"], others[f"{measure}_s"], 0.99 if statistic == "p99" else None, seed=0)
+    return paired_ratio(ours, base, f"{measure}_s", statistic)  # type: ignore[arg-type]
 
 
 def _range(shares: tuple[float, float, float] | None) -> str:

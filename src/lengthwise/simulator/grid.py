@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
@@ -29,9 +28,9 @@ from lengthwise.simulator.cluster import (
 )
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
-from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, time_per_output_token
+from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.paired import Ratio, over_requests, over_seeds
+from lengthwise.simulator.paired import Ratio, gain_captured, over_requests, over_seeds
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns, predict_workload
 from lengthwise.simulator.routing import RoutingTrace
 from lengthwise.simulator.tasks import Report
@@ -49,8 +48,6 @@ COMPARED: Final[tuple[tuple[Measure, Statistic], ...]] = tuple(
     (measure, statistic) for measure in MEASURES for statistic in ("mean", "p99")
 )
 """Statistics that are compared with FCFS."""
-_SMALLEST_GAIN: Final = 0.01
-"""Share of FCFS's latency. Of a smaller gain no share is computed."""
 
 Draw = Callable[[int], Workload]
 """Makes the workload of a seed."""
@@ -292,16 +289,14 @@ class Grid:
         return paired_ratio(cell.outcomes[0], base.outcomes[0], measure, statistic, seed=self.seeds[0])
 
     def gain_captured(self, cell: Cell, measure: Measure) -> float:
-        """(FCFS - this) / (FCFS - the same policy with true lengths), on means; NaN where the truth gains under 1 %."""
+        """The share of the gain of the same policy with true lengths, on means (`paired.gain_captured`)."""
         base = self.baseline(cell.level)
         truth = next(
             (c for c in self.cells if (c.level, c.label, c.predictor) == (cell.level, cell.label, TRUTH)), None
         )
         if base is None or truth is None:
             return math.nan
-        before = base.latency(measure, "mean")
-        gain = before - truth.latency(measure, "mean")
-        return (before - cell.latency(measure, "mean")) / gain if gain > _SMALLEST_GAIN * before else math.nan
+        return gain_captured(*(each.latency(measure, "mean") for each in (cell, base, truth)))
 
     def to_table(self) -> pa.Table:
         """Return one row per request of every run, with the routing trace if any run has one."""
@@ -320,21 +315,10 @@ class Grid:
         return pa.concat_tables(tables)
 
 
-def latencies(outcome: Outcome) -> dict[Measure, NDArray[np.float64]]:
-    """Return the latencies of each request, in order of arrival; NaN for refused ones."""
-    e2e = outcome.finish - outcome.arrival
-    return {
-        "ttft_s": outcome.first_token - outcome.arrival,
-        "tpot_s": time_per_output_token(outcome.first_token, outcome.finish, outcome.output_tokens),
-        "e2e_s": e2e,
-        "per_token_s": e2e / outcome.output_tokens,
-    }
-
-
 def paired_ratio(ours: Outcome, base: Outcome, measure: Measure, statistic: Statistic, *, seed: int = 0) -> Ratio:
     """Return one outcome's statistic over another's on the same requests, with an interval over blocks of requests."""
     q = None if statistic == "mean" else int(statistic[1:]) / 100
-    return over_requests(latencies(ours)[measure], latencies(base)[measure], q, seed=seed)
+    return over_requests(ours.latencies[measure], base.latencies[measure], q, seed=seed)
 
 
 def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Grid:

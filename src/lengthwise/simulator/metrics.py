@@ -23,6 +23,20 @@ TRUTH: Final = "oracle"
 """The predictor that knows the true lengths."""
 
 
+def latencies(
+    *, sent: Floats, first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]
+) -> dict[str, Floats]:
+    """Return the latencies of each request; NaN for refused ones, and TPOT for one token."""
+    e2e = finish - sent
+    gaps = np.where(output_tokens > 1, output_tokens - 1, np.nan)
+    return {
+        "ttft_s": first_token - sent,
+        "tpot_s": (finish - first_token) / gaps,
+        "e2e_s": e2e,
+        "per_token_s": e2e / output_tokens,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Mean and percentiles (linear between samples), NaN without values."""
@@ -133,23 +147,18 @@ class LatencyLimits:
             if not limit > 0:
                 raise InputError(f"a limit of {limit:g} s", field=name, hint="give a number above 0")
 
-    def met(
-        self, *, sent: Floats, first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Whether each request was served within all limits; an answer of one token has no TPOT."""
-        tpot = time_per_output_token(first_token, finish, output_tokens)
-        in_time = (first_token - sent <= self.ttft_s) & (finish - sent <= self.e2e_s)
-        return np.asarray(in_time & ((tpot <= self.tpot_s) | (output_tokens == 1)))
+    def met(self, *, output_tokens: NDArray[np.int64], **times: Floats) -> NDArray[np.bool_]:
+        """Whether each request was served within all limits, by the arguments of `latencies`.
+
+        An answer of one token has no TPOT.
+        """
+        found = latencies(output_tokens=output_tokens, **times)
+        in_time = (found["ttft_s"] <= self.ttft_s) & (found["e2e_s"] <= self.e2e_s)
+        return np.asarray(in_time & ((found["tpot_s"] <= self.tpot_s) | (output_tokens == 1)))
 
     def __str__(self) -> str:
         limits = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
         return ", ".join(f"{name} at most {limit:g} s" for name, limit in limits if math.isfinite(limit))
-
-
-def time_per_output_token(first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]) -> Floats:
-    """TPOT of each request; NaN for one token."""
-    gaps = np.where(output_tokens > 1, output_tokens - 1, np.nan)
-    return np.asarray((finish - first_token) / gaps, np.float64)
 
 
 def summarise(
@@ -166,7 +175,7 @@ def summarise(
     served = ~np.isnan(finish)
     makespan = float(finish[served].max() - sent.min()) if served.any() else math.nan
     seconds = makespan if makespan > 0 else math.nan
-    e2e = finish - sent
+    times: dict[str, Any] = {"sent": sent, "first_token": first_token, "finish": finish, "output_tokens": output_tokens}
     return Summary(
         requests=int(served.sum()),
         refused=int((~served).sum()),
@@ -175,12 +184,9 @@ def summarise(
         makespan_s=makespan,
         requests_per_s=float(served.sum()) / seconds,
         output_tokens_per_s=float(output_tokens[served].sum()) / seconds,
-        ttft_s=Spread.of(first_token - sent),
-        tpot_s=Spread.of(time_per_output_token(first_token, finish, output_tokens)),
-        e2e_s=Spread.of(e2e),
-        per_token_s=Spread.of(e2e / output_tokens),
+        **{name: Spread.of(values) for name, values in latencies(**times).items()},
         queueing_s=Spread.of(np.full(len(sent), np.nan) if started is None else started - sent),
-        profile=LatencyProfile.of(sent=sent, first_token=first_token, finish=finish, output_tokens=output_tokens),
+        profile=LatencyProfile.of(**times),
     )
 
 

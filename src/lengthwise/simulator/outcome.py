@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lengthwise.simulator.kernel.records import Records
-from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, summarise
+from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, latencies, summarise
 from lengthwise.simulator.routing import RoutingTrace
 from lengthwise.workloads import Workload
 
@@ -195,6 +195,11 @@ class Outcome:
             "finish": self.finish,
             "output_tokens": self.output_tokens,
         }
+
+    @property
+    def latencies(self) -> dict[str, NDArray[np.float64]]:
+        """The latencies of each request, in order of arrival; NaN for refused ones."""
+        return latencies(**self._times)
 
     def within(self, slo: LatencyLimits) -> NDArray[np.bool_]:
         """Return whether each request was served within the limits; refused requests were not."""

@@ -22,6 +22,7 @@ LEVEL: Final = 0.95
 _BLOCKS: Final = 50
 _RESAMPLES: Final = 400
 _PAIR_RESAMPLES: Final = 10_000
+_SMALLEST_GAIN: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,12 @@ def over_pairs(ours: Sequence[float], base: Sequence[float]) -> Ratio:
         return Ratio(middle, math.nan, math.nan)
     low, high = interval_over_pairs(logs[pair_draws(len(logs))].mean(axis=1))
     return Ratio(middle, math.exp(low), math.exp(high))
+
+
+def gain_captured(ours: float, base: float, truth: float) -> float:
+    """Return (base - ours) / (base - truth); NaN where the truth gains less than 1 % of the baseline's figure."""
+    gain = base - truth
+    return (base - ours) / gain if gain > _SMALLEST_GAIN * base else math.nan
 
 
 def pair_draws(pairs: int) -> NDArray[np.int64]:

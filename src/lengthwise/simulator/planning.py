@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
@@ -129,7 +128,7 @@ class CapacitySearch:
     router: str = "least_load"
     predictor: str | None = None
     """None: `fast` where the workload has text, else `history`."""
-    _known: dict[str, RequestPredictions] = field(default_factory=dict, init=False)
+    _known: RequestPredictions | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.attainment <= 1:
@@ -181,7 +180,7 @@ class CapacitySearch:
     def without_queue(self) -> float:
         """Return the share of requests within the limits if each has an engine for itself: no plan attains more."""
         alone = self.workload.replace(arrival_s=np.arange(len(self.workload)) * _NO_QUEUE_S)
-        return float(self._met(simulate(alone, Fleet((self.engine,)), "fcfs")).mean())
+        return float(simulate(alone, Fleet((self.engine,)), "fcfs").within(self.slo).mean())
 
     def _search(
         self, policy: str, report: Callable[[int], None], guess: int | None
@@ -215,7 +214,7 @@ class CapacitySearch:
             predictor=self._predictions(fleet),
             routing_s=charged_times_s([self.router], engines).get(base, 0.0),
         )
-        met = self._met(outcome)
+        met = outcome.within(self.slo).astype(np.float64)
         share = over_requests(met, np.ones_like(met), None, seed=0)
         return Trial(engines, float(met.mean()), (share.low, share.high), outcome)
 
@@ -223,20 +222,11 @@ class CapacitySearch:
         name = self.predictor or "none"
         if learns(name):  # what it has seen depends on how fast requests finish
             return as_predictions(self.workload, fleet, name)
-        if name not in self._known:
-            self._known[name] = as_predictions(self.workload, fleet, name)
-        return self._known[name]
+        if self._known is None:
+            self._known = as_predictions(self.workload, fleet, name)
+        return self._known
 
     def _names(self, policy: str) -> tuple[str, str | None]:
         made = make_policy(policy)
         used = uses_predictions(made, make_router(self.router), Fleet((self.engine,)))
         return made.name, self.predictor if used else None
-
-    def _met(self, outcome: Outcome) -> NDArray[np.float64]:
-        met = self.slo.met(
-            sent=outcome.arrival,
-            first_token=outcome.first_token,
-            finish=outcome.finish,
-            output_tokens=outcome.output_tokens,
-        )
-        return np.asarray(met, np.float64)

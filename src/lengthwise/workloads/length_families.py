@@ -316,15 +316,8 @@ def _evidence(rows: _Rows, centre: RowFits, rng: np.random.Generator, most: int)
     """Return the integrated log-likelihood minus log-normal's, as (chosen rows, nus)."""
     chosen = np.sort(rng.permutation(len(rows.lengths))[:most])
     x, present = unround(rows.lengths[chosen], rng), rows.present[chosen]
-    part = RowFits(
-        centre.family,
-        centre.params[chosen],
-        centre.loglik[chosen],
-        centre.converged[chosen],
-        centre.degenerate[chosen],
-    )
-    normal = log_evidence(np.inf, x, present, part)
-    return np.column_stack([log_evidence(nu, x, present, part) - normal for nu in NUS]), chosen
+    normal = log_evidence(np.inf, x, present, centre[chosen])
+    return np.column_stack([log_evidence(nu, x, present, centre[chosen]) - normal for nu in NUS]), chosen
 
 
 def _summarise(
