@@ -1,4 +1,4 @@
-"""`BasePolicy`, from which a policy is made by writing its formula, and the declaration of parameters."""
+"""`BasePolicy`: a policy from its formula. `Named` and `parameter`: names and parameters of policies and routers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.policies.job import Job, JobColumns
 from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds, Slots, one_slot
+from lengthwise.specs import Kind, Spec
 
 Numbers = Any
 """A float for one job, an array for columns of jobs; the types of NumPy's functions cannot express this."""
 
 
 def parameter(default: float | str, *, minimum: float, maximum: float = 1e9, choice: str | None = None) -> Any:  # noqa: ANN401
-    """Declare a parameter of a policy: a number from `minimum` to `maximum`, or the string `choice` in its place."""
+    """Declare a parameter of a policy or router: a number from `minimum` to `maximum`, or the string `choice`."""
     return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "choice": choice})
 
 
 class Named:
-    """A policy or wrapper with a `kind`: its name without parameters.
+    """A policy, wrapper or router with a `kind`: its name without parameters.
 
     Built-ins set it. A class outside this package leaves it out, and its kind is its dotted path, which `make_policy`
-    reads.
+    and `make_router` read. Parameters are dataclass fields made with `parameter`.
     """
 
+    what: ClassVar[Kind] = "policy"
     kind: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
@@ -113,6 +115,16 @@ def parameter_names(kind: type) -> list[str]:
     return [known.name for known in fields(kind) if "minimum" in known.metadata]
 
 
+def construct(found: Any, spec: Spec, kind: Kind, *inner: object) -> Any:  # noqa: ANN401
+    """Return what a class makes of a spec's parameters; an object is returned as it is."""
+    named = isinstance(found, type) and issubclass(found, Named)
+    given = spec.arguments(parameter_names(found) if named else spec.parameters, kind)
+    try:
+        return found(*inner, **given) if callable(found) else found
+    except TypeError as error:
+        raise InputError(f"{kind} {spec.base} cannot be made: {error}") from error
+
+
 def check_parameters(policy: Any) -> None:  # noqa: ANN401
     """Raise InputError for a parameter that is neither a number in its range nor its `choice`."""
     for known in fields(policy):
@@ -125,7 +137,7 @@ def check_parameters(policy: Any) -> None:  # noqa: ANN401
         if not (number and limits["minimum"] <= value <= limits["maximum"]):
             choice = "" if limits["choice"] is None else f", or '{limits['choice']}'"
             raise InputError(
-                f"{known.name} of policy {policy.kind} is {value!r}",
+                f"{known.name} of {policy.what} {policy.kind} is {value!r}",
                 hint=f"give a number from {limits['minimum']:g} to {limits['maximum']:g}{choice}",
             )
 

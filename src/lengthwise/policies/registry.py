@@ -6,11 +6,11 @@ sjf    srpt:c=0.5    tie:beta=0.1,tau=60    fair(tie)    bounded(srpt:c=0.5):wai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from lengthwise.errors import InputError
 from lengthwise.policies.arrival_order import Boost, Fcfs, Hrrn, Lpm, Preble
-from lengthwise.policies.base import BasePolicy, Named, parameter_names
+from lengthwise.policies.base import BasePolicy, construct
 from lengthwise.policies.lengthwise import Lengthwise
 from lengthwise.policies.preemptive import Gittins, Srpt
 from lengthwise.policies.protocol import Policy
@@ -48,21 +48,7 @@ def _make(spec: Spec, *, imports: bool) -> Policy:
         raise InputError(f"policy {spec.name} wraps no other", hint=f"those that do are {', '.join(WRAPPERS)}")
     kind = find(spec, "policy", known, imports=imports)
     inner = [] if spec.inner is None else [_make(spec.inner, imports=imports)]
-    if spec.attribute is None and spec.name in known:
-        return cast("Policy", kind(*inner, **spec.arguments(parameter_names(kind), "policy")))
-    return _make_external(spec, kind, inner)
-
-
-def _make_external(spec: Spec, kind: Any, inner: list[Policy]) -> Policy:  # noqa: ANN401
-    """Make a policy of another package, and check that it is one."""
-    if isinstance(kind, type) and issubclass(kind, Named):
-        given = spec.arguments(parameter_names(kind), "policy")
-    else:
-        given = dict(spec.parameters)
-    try:
-        made = kind(*inner, **given)
-    except TypeError as error:
-        raise InputError(f"policy {spec.base} cannot be made: {error}") from error
+    made = construct(kind, spec, "policy", *inner)
     _check_protocol(made, spec.base)
     if parse_spec(made.name).base != spec.base and made.name != spec.base:
         raise InputError(

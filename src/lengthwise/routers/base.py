@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.policies import Job
+from lengthwise.policies import Job, parameter
+from lengthwise.policies.base import Named, construct, parameter_suffix
 from lengthwise.specs import find, parse_spec
 
 EngineId = int | str
@@ -176,41 +177,18 @@ class StaticRouter(Router, Protocol):
         """Return what the next `jobs` calls of `choose` would return, as if they had been made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A number that a router's spec may set, and its range."""
-
-    default: float
-    minimum: float = 0.0
-    maximum: float = 1e9
-
-
-class BaseRouter(ABC):
-    """A router made from one method, `pick`.
+@dataclass(eq=False)
+class BaseRouter(Named, ABC):
+    """A router made from one method, `pick`. Parameters are dataclass fields made with `policies.parameter`.
 
     Engines are numbered by slots; the slot of an engine that went down is used again for the next one that comes up.
-    `kind` is the router's name without parameters. Built-ins set it. A class outside this package leaves it out, and
-    its kind is its dotted path, which `make_router` reads.
     """
 
-    kind: ClassVar[str]
+    what = "router"
     uses_predictions: ClassVar[bool] = False
-    parameters: ClassVar[Mapping[str, Parameter]] = {}
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "kind" not in cls.__dict__:
-            cls.kind = f"{cls.__module__}:{cls.__qualname__}"
-
-    def __init__(self, **given: float) -> None:
-        self.values = {name: given.get(name, known.default) for name, known in self.parameters.items()}
-        for name, value in self.values.items():
-            known = self.parameters[name]
-            if not known.minimum <= value <= known.maximum:
-                raise InputError(
-                    f"{name} of router {self.kind} is {value:g}",
-                    hint=f"give a number from {known.minimum:g} to {known.maximum:g}",
-                )
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.slots: dict[EngineId, int] = {}
         self.engines: list[EngineInfo | None] = []
         self.live = _sorted_slots(())
@@ -218,11 +196,7 @@ class BaseRouter(ABC):
     @property
     def name(self) -> str:
         """The kind with every parameter that is not the default."""
-        changed = [f"{name}={value:.12g}" for name, value in self.values.items() if value != self._default(name)]
-        return f"{self.kind}:{','.join(changed)}" if changed else self.kind
-
-    def _default(self, name: str) -> float:
-        return self.parameters[name].default
+        return self.kind + parameter_suffix(self)
 
     @abstractmethod
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
@@ -255,10 +229,10 @@ class BaseRouter(ABC):
         self.send(job, slot, now)
         return Decision(self.engine_id(slot), terms)
 
-    def send(self, job: Job, slot: int, now: float) -> None:  # noqa: B027
+    def send(self, job: Job, slot: int, now: float) -> None:
         """Record that a job is sent to an engine; nothing by default."""
 
-    def observe(self, event: Event) -> None:  # noqa: B027
+    def observe(self, event: Event) -> None:
         """Update the state by an event; nothing by default."""
 
     def allowed(self, among: Collection[EngineId] | None) -> Slots:
@@ -278,6 +252,7 @@ def _sorted_slots(slots: Iterable[int]) -> Slots:
     return np.array(sorted(slots), np.int64)
 
 
+@dataclass(eq=False)
 class Random(BaseRouter):
     """A uniformly random engine.
 
@@ -286,11 +261,12 @@ class Random(BaseRouter):
     """
 
     kind = "random"
-    parameters: ClassVar = {"seed": Parameter(0, 0, 2**32 - 1)}
 
-    def __init__(self, **given: float) -> None:
-        super().__init__(**given)
-        self._rng = np.random.default_rng(int(self.values["seed"]))
+    seed: float = parameter(0, minimum=0, maximum=2**32 - 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._rng = np.random.default_rng(int(self.seed))
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
         """Draw a slot."""
@@ -306,8 +282,8 @@ class RoundRobin(BaseRouter):
 
     kind = "round_robin"
 
-    def __init__(self, **given: float) -> None:
-        super().__init__(**given)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._last = -1
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
@@ -350,15 +326,7 @@ def make_router(spec: str, *, imports: bool = True) -> Router:
     if isinstance(found, tuple):
         module, name = found
         found = getattr(import_module(f"lengthwise.routers.{module}"), name)
-    declares = isinstance(found, type) and issubclass(found, BaseRouter)
-    arguments: dict[str, Any] = parsed.arguments(found.parameters if declares else parsed.parameters, "router")
-    for name, value in arguments.items():
-        if declares and isinstance(value, str):
-            raise InputError(f"{name} of router {parsed.base} is '{value}'", hint="give a number")
-    try:
-        router = found(**arguments) if callable(found) else found
-    except TypeError as error:
-        raise InputError(f"router {parsed.base} cannot be made: {error}") from error
+    router = construct(found, parsed, "router")
     if not isinstance(router, Router):
         missing = [name for name in vars(Router) if name[0] != "_" and not hasattr(router, name)]
         raise InputError(f"{parsed.base} is not a router", hint=f"it lacks {', '.join(missing)}")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar, Final
 
-from lengthwise.policies import Job
-from lengthwise.routers.base import Choice, EngineId, EngineInfo, Finished, Parameter, Slots
+from lengthwise.policies import Job, parameter
+from lengthwise.routers.base import Choice, EngineId, EngineInfo, Finished, Slots
 from lengthwise.routers.tracking import LedgerRouter
 
 _DEFAULT_OUTPUT: Final = 45.0  # tokens; Preble's, for a request without max_tokens
@@ -148,6 +148,7 @@ def _split(child: PrefixNode, at: int, block_tokens: int) -> PrefixNode:
     return head
 
 
+@dataclass(eq=False)
 class E2(LedgerRouter):
     """Exploit a long prefix, else explore by cost (Preble's E2, after its public code).
 
@@ -166,18 +167,17 @@ class E2(LedgerRouter):
     """
 
     kind = "e2"
-    parameters: ClassVar = {
-        "window": Parameter(180.0, 1.0),
-        "imbalance": Parameter(1.5, 1.0),
-        "hits": Parameter(0.7, 0.0, 1.0),
-        "settle": Parameter(50.0),
-        "finished": Parameter(1.0, 0.0, 1.0),
-        "eviction": Parameter(1.0, 0.0, 1.0),
-    }
     by_length: ClassVar[bool] = False
 
-    def __init__(self, **given: float) -> None:
-        super().__init__(**given)
+    window: float = parameter(180.0, minimum=1.0)
+    imbalance: float = parameter(1.5, minimum=1.0)
+    hits: float = parameter(0.7, minimum=0.0, maximum=1.0)
+    settle: float = parameter(50.0, minimum=0.0)
+    finished: float = parameter(1.0, minimum=0.0, maximum=1.0)
+    eviction: float = parameter(1.0, minimum=0.0, maximum=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._root = PrefixNode((), 0, 0, None)
         self._window: deque[tuple[float, PrefixNode, int, int]] = deque()
         self._counted: dict[PrefixNode, None] = {}
@@ -269,7 +269,7 @@ class E2(LedgerRouter):
         if event.ttft_s is not None:
             important.ttft.setdefault(slot, deque(maxlen=_SAMPLES)).append((event.now, ttft))
         if event.generated > 1:
-            if self.values["finished"]:
+            if self.finished:
                 important.lengths.append(event.generated)
             self._tpot[slot].append(max(0.0, event.now - sent - ttft) / (event.generated - 1))
             self._tpot_medians.pop(slot, None)
@@ -316,7 +316,7 @@ class E2(LedgerRouter):
 
     def _eviction(self, slot: int, leaf: PrefixNode) -> float:
         """Return the cost of the victims that a new prompt would evict."""
-        if not self.values["eviction"]:
+        if not self.eviction:
             return 0.0
         new = sum(node.tokens for node in leaf.path() if slot not in node.used)
         return sum(
@@ -349,7 +349,7 @@ class E2(LedgerRouter):
 
     def _hit_ratio(self, slot: int, now: float) -> float:
         recent = self._hits[slot]
-        while recent and recent[0][0] < now - self.values["window"] / 6.0:
+        while recent and recent[0][0] < now - self.window / 6.0:
             recent.popleft()
         return sum(hit for _, hit, _ in recent) / max(1, sum(prompt for _, _, prompt in recent))
 
@@ -357,16 +357,16 @@ class E2(LedgerRouter):
         """Return the engine with the highest hit ratio, if it is high: it mostly decodes and can take prefill."""
         ratios = {slot: self._hit_ratio(slot, now) for slot in slots}
         best = max(slots, key=lambda slot: ratios[slot])
-        return best if ratios[best] >= self.values["hits"] else None
+        return best if ratios[best] >= self.hits else None
 
     def _rebalance(self, now: float) -> None:
         """Move load from the heaviest engine to the lightest, then from the next heaviest, while unbalanced."""
-        if self._choices < self.values["settle"] * len(self.live):
+        if self._choices < self.settle * len(self.live):
             return
         loads = self._loads(self.live.tolist(), least=2)
         *heaviest, light = sorted(loads, key=lambda slot: -loads[slot])
         for heavy in heaviest:
-            if loads[heavy] <= 0.0 or loads[heavy] < self.values["imbalance"] * loads[light]:
+            if loads[heavy] <= 0.0 or loads[heavy] < self.imbalance * loads[light]:
                 return
             self._relieve(heavy, light, loads, now)
 
@@ -386,14 +386,14 @@ class E2(LedgerRouter):
             loads[heavy], loads[light] = loads[heavy] - cost, loads[light] + cost
             for moved in (node, *node.below()):
                 moved.engines = {light}
-            if loads[heavy] < self.values["imbalance"] * loads[light]:
+            if loads[heavy] < self.imbalance * loads[light]:
                 return
 
     def _slower(self, node: PrefixNode, slot: int, now: float) -> bool:
         """Return whether the TTFT of a prefix doubled from one half of the window to the other."""
-        age = [(now - when, ttft) for when, ttft in node.ttft.get(slot, ()) if when >= now - self.values["window"]]
-        first = [ttft for ago, ttft in age if ago > self.values["window"] / 2]
-        second = [ttft for ago, ttft in age if ago <= self.values["window"] / 2]
+        age = [(now - when, ttft) for when, ttft in node.ttft.get(slot, ()) if when >= now - self.window]
+        first = [ttft for ago, ttft in age if ago > self.window / 2]
+        second = [ttft for ago, ttft in age if ago <= self.window / 2]
         return bool(first and second) and sum(second) / len(second) >= 2 * sum(first) / len(first)
 
     def _remove(self, job: str) -> None:
@@ -407,7 +407,7 @@ class E2(LedgerRouter):
         if len(self._jobs) > len(self.ledger):
             for job in [job for job in self._jobs if job not in self.ledger]:
                 self._remove(job)
-        while self._window and self._window[0][0] < now - self.values["window"]:
+        while self._window and self._window[0][0] < now - self.window:
             _, node, hit, prompt = self._window.popleft()
             node.count -= 1
             node.hit_tokens -= hit

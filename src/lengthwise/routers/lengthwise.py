@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.compiled import compiled, inlined
-from lengthwise.policies import Job
-from lengthwise.routers.base import Choice, Parameter, Slots
+from lengthwise.policies import Job, parameter
+from lengthwise.routers.base import Choice, Slots
 from lengthwise.routers.ledger import remaining_and_variance
 from lengthwise.routers.tracking import PrefixRouter
 
@@ -142,6 +143,7 @@ def cheapest(
     return int(best)
 
 
+@dataclass(eq=False)
 class LengthwiseRouter(PrefixRouter):
     """The engine where this job and the jobs there lose the least time.
 
@@ -166,13 +168,14 @@ class LengthwiseRouter(PrefixRouter):
     """
 
     kind = "lengthwise"
-    parameters: ClassVar = {"urgency": Parameter(8.0, 1.0, 1000.0)}
     uses_predictions = compares_costs = True
 
-    def __init__(self, **given: float) -> None:
-        super().__init__(**given)
+    urgency: float = parameter(8.0, minimum=1.0, maximum=1000.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._terms = np.zeros(len(TERMS))
-        self._urgency = float(self.values["urgency"])
+        self._urgency = float(self.urgency)  # an int would be compiled as a second specialisation
         self._mean_answer = self._next_mean = 0.0
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:

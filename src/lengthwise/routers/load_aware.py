@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.policies import Job
+from lengthwise.policies import Job, parameter
 from lengthwise.routers import ledger
-from lengthwise.routers.base import Choice, Parameter, Slots
+from lengthwise.routers.base import Choice, Slots
 from lengthwise.routers.tracking import LedgerRouter, PrefixRouter
 
 _MATCH_THRESHOLD: Final = 0.3  # SGLang's
@@ -36,6 +37,7 @@ class LeastOutstanding(LedgerRouter):
         return least(slots, outstanding=self.outstanding(slots))
 
 
+@dataclass(eq=False)
 class PowerOfTwo(LedgerRouter):
     """The less loaded of two random engines.
 
@@ -44,11 +46,12 @@ class PowerOfTwo(LedgerRouter):
     """
 
     kind = "power_of_two"
-    parameters: ClassVar = {"seed": Parameter(0, 0, 2**32 - 1)}
 
-    def __init__(self, **given: float) -> None:
-        super().__init__(**given)
-        self._rng = np.random.default_rng(int(self.values["seed"]))
+    seed: float = parameter(0, minimum=0, maximum=2**32 - 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._rng = np.random.default_rng(int(self.seed))
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
         """Draw two, return the one with fewer outstanding requests."""
@@ -58,6 +61,7 @@ class PowerOfTwo(LedgerRouter):
         return least(drawn, outstanding=self.outstanding(drawn))
 
 
+@dataclass(eq=False)
 class LeastLoad(LedgerRouter):
     """SMG's least_load: queued tokens by throughput, and a price on KV memory that is nearly full.
 
@@ -69,7 +73,8 @@ class LeastLoad(LedgerRouter):
 
     kind = "least_load"
     compares_costs = True
-    parameters: ClassVar = {"pressure": Parameter(0.15)}
+
+    pressure: float = parameter(0.15, minimum=0.0)
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
         """Return the minimum."""
@@ -80,10 +85,11 @@ class LeastLoad(LedgerRouter):
         queue = (tokens + job.prompt_tokens) * self.column(ledger.PREFILL_TOKEN_S, slots)
         scraped = self.column(ledger.KV_USE, slots)
         use = np.minimum(np.where(np.isnan(scraped), tokens / self.column(ledger.KV_TOKENS, slots), scraped), 0.99)
-        memory = self.values["pressure"] * use / (1.0 - use)
+        memory = self.pressure * use / (1.0 - use)
         return least(slots, queue=queue, memory=memory)
 
 
+@dataclass(eq=False)
 class CacheAware(PrefixRouter):
     """SGLang's cache_aware: the longest prefix match while engines are balanced, else the shortest queue.
 
@@ -94,13 +100,15 @@ class CacheAware(PrefixRouter):
     """
 
     kind = "cache_aware"
-    parameters: ClassVar = {"absolute": Parameter(64), "relative": Parameter(1.5, 1.0)}
+
+    absolute: float = parameter(64, minimum=0.0)
+    relative: float = parameter(1.5, minimum=1.0)
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
         """Choose by queue, by match or by cache size, in SGLang's order."""
         outstanding = self.outstanding(slots)
         most, fewest = outstanding.max(), outstanding.min()
-        if most - fewest > self.values["absolute"] and most > self.values["relative"] * fewest:
+        if most - fewest > self.absolute and most > self.relative * fewest:
             return least(slots, outstanding=outstanding)
         match = self.cached_tokens(job, slots) / max(1, job.prompt_tokens)
         if match.max() > _MATCH_THRESHOLD:
@@ -111,6 +119,7 @@ class CacheAware(PrefixRouter):
         return int(slots[best]), {"held": float(held[best])}
 
 
+@dataclass(eq=False)
 class Dynamo(PrefixRouter):
     """Dynamo's KV router: prompt blocks to compute, less the overlap, and blocks in use.
 
@@ -122,7 +131,9 @@ class Dynamo(PrefixRouter):
 
     kind = "dynamo"
     compares_costs = True
-    parameters: ClassVar = {"prefill": Parameter(1.0), "active": Parameter(0.0)}
+
+    prefill: float = parameter(1.0, minimum=0.0)
+    active: float = parameter(0.0, minimum=0.0)
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
         """Return the minimum."""
@@ -130,7 +141,7 @@ class Dynamo(PrefixRouter):
         backlog_s = np.maximum(0.0, self.column(ledger.BUSY_UNTIL, slots) - now)
         active = backlog_s / np.maximum(1e-12, self.column(ledger.PREFILL_TOKEN_S, slots))
         new = job.prompt_tokens - self.cached_tokens(job, slots)
-        prefill = self.values["prefill"] * np.maximum(0.0, active + new) / size
+        prefill = self.prefill * np.maximum(0.0, active + new) / size
         decode = (self.column(ledger.UNCACHED, slots) + new) / size
-        outstanding = self.values["active"] * self.column(ledger.LIVE, slots)
+        outstanding = self.active * self.column(ledger.LIVE, slots)
         return least(slots, prefill=prefill, decode=decode, active=outstanding)

@@ -35,8 +35,8 @@ class LedgerRouter(BaseRouter):
     compares_costs: ClassVar[bool] = False
     """Whether the choice is the minimum of one cost per engine, and `pick` has no side effects."""
 
-    def __init__(self, **given: float) -> None:
-        super().__init__(**given)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.ledger = Ledger()
         self._choices = 0
 
@@ -103,8 +103,8 @@ class LedgerRouter(BaseRouter):
 class PrefixRouter(LedgerRouter):
     """A router that also knows, when it picks, how much of the prompt each engine has cached."""
 
-    def __init__(self, **given: float) -> None:
-        super().__init__(**given)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.index = PrefixIndex()
         self.blocks = as_blocks(())
         self.depths: NDArray[np.int64] = np.zeros(0, np.int64)
