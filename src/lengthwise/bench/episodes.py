@@ -27,7 +27,7 @@ from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE
 from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.service import NO_PREDICTOR, known_predictor
 from lengthwise.workloads import Workload, load_castillo, load_trace
-from lengthwise.workloads.arrivals import generator, in_rounds, poisson
+from lengthwise.workloads.arrivals import generator, in_rounds, one_of_each_row, poisson
 from lengthwise.workloads.datasets import PACKAGED
 
 Floats = NDArray[np.float64]
@@ -236,8 +236,7 @@ def draw(prompts: Prompts, plan: TrafficPlan, kind: Kind, block: int, *, n: int,
     purpose = f"{kind.name} {block}"
     picks = in_rounds(len(prompts.texts), n, generator(plan.seed, f"prompts {purpose}")).astype(np.intp)
     lengths = prompts.lengths[picks]
-    rank = np.where(np.isnan(lengths), np.inf, generator(plan.seed, f"lengths {purpose}").random(lengths.shape))
-    drawn = np.take_along_axis(lengths, rank.argmin(axis=1)[:, None], axis=1)[:, 0]
+    drawn = one_of_each_row(lengths, ~np.isnan(lengths), generator(plan.seed, f"lengths {purpose}"))
     if plan.own_answers:
         drawn = np.full(n, float(plan.cap))
     columns: dict[str, Any] = {

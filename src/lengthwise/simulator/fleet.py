@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
@@ -230,12 +231,9 @@ def _on(name: str, llm: Llm, gpu: Gpu, cost: CostModel) -> EngineSpec:
     )
 
 
-def _fitted(name: str, cost: CostModel) -> EngineSpec:
-    llm, gpu = name.split("@")
-    return _on(name, LLMS[llm], GPUS[gpu], cost)
-
-
-ENGINES: Final[Mapping[str, EngineSpec]] = {name: _fitted(name, cost) for name, cost in _FITTED.items()}
+ENGINES: Final[Mapping[str, EngineSpec]] = {
+    name: _on(name, LLMS[name.partition("@")[0]], GPUS[name.partition("@")[2]], cost) for name, cost in _FITTED.items()
+}
 """Engines with fitted step times, MODEL@GPU."""
 
 
@@ -326,9 +324,7 @@ class Fleet:
         return len(self.engines)
 
     def __str__(self) -> str:
-        counts: dict[str, int] = {}
-        for engine in self.engines:
-            counts[engine.name] = counts.get(engine.name, 0) + 1
+        counts = Counter(engine.name for engine in self.engines)
         return ",".join(f"{count}*{name}" for name, count in counts.items())
 
 

@@ -117,16 +117,18 @@ def predict_workload(
     # An answer may be longer than the default cap; predictors that use the true length do not truncate it.
     known = np.maximum(true, caps)
     if spec.kind == "oracle":
-        return _of(workload, predictor, np.log(true), np.zeros(len(true)), known)
-    if spec.kind == "none":
-        return _of(workload, predictor, np.full(len(true), np.nan), np.full(len(true), np.nan), caps)
-    if spec.kind == "noisy":
-        return _of(workload, predictor, *_noisy(workload, spec, true, known, seed), known)
-    if spec.kind == "history":
-        return _of(workload, predictor, *_history(workload), caps)
-    if spec.kind == "memory":
-        return _of(workload, predictor, *_memory(workload, spec, finish_s, on_progress), caps)
-    return _of(workload, predictor, *_model(workload, spec, on_progress), caps)
+        mu, sigma, caps = np.log(true), np.zeros(len(true)), known
+    elif spec.kind == "none":
+        mu = sigma = np.full(len(true), np.nan)
+    elif spec.kind == "noisy":
+        (mu, sigma), caps = _noisy(workload, spec, true, known, seed), known
+    elif spec.kind == "history":
+        mu, sigma = _history(workload)
+    elif spec.kind == "memory":
+        mu, sigma = _memory(workload, spec, finish_s, on_progress)
+    else:
+        mu, sigma = _model(workload, spec, on_progress)
+    return RequestPredictions(predictor, mu, sigma, caps, _llms(workload), _centre(workload))
 
 
 def learns(predictor: str) -> bool:
@@ -224,10 +226,6 @@ def _model(workload: Workload, spec: PredictorSpec, on_progress: Progress | None
         if on_progress is not None:
             on_progress(min(1.0, (start + _BATCH) / len(order)))
     return mu[units], sigma[units]
-
-
-def _of(workload: Workload, name: str, mu: Floats, sigma: Floats, cap: Floats) -> RequestPredictions:
-    return RequestPredictions(name, mu, sigma, cap, _llms(workload), _centre(workload))
 
 
 def _centre(workload: Workload) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import xxhash
@@ -12,6 +12,8 @@ from lengthwise.errors import InputError
 
 if TYPE_CHECKING:
     from lengthwise.workloads.workload import Workload
+
+_N = TypeVar("_N", np.int64, np.float64)
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
@@ -24,6 +26,12 @@ def in_rounds(items: int, n: int, rng: np.random.Generator) -> np.ndarray[tuple[
     rounds = -(-n // items)
     picks = np.concatenate([rng.permutation(items) for _ in range(rounds)])[:n]
     return picks.astype(np.int64)
+
+
+def one_of_each_row(values: NDArray[_N], usable: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[_N]:
+    """Draw one of the usable values of each row, uniformly."""
+    rank = np.where(usable, rng.random(usable.shape), np.inf)
+    return np.take_along_axis(values, rank.argmin(axis=1)[:, None], axis=1)[:, 0]
 
 
 _EVEN = 1e-6

@@ -35,9 +35,8 @@ def conform(
             columns.append(pa.nulls(len(table), field.type))
             continue
         column = table.column(field.name)
-        if field.name in required and column.null_count:
-            row = first_row(pc.is_null(column).to_numpy())
-            raise InputError("has no value", source=source, row=row, field=field.name, hint=hints.get(field.name))
+        if field.name in required:
+            refuse_null(column, field=field.name, hint=hints.get(field.name), source=source)
         columns.append(cast_column(column, field, hint=hints.get(field.name), source=source))
     return pa.table(columns, schema=schema)
 
@@ -52,6 +51,15 @@ def refuse_twice(names: Sequence[str], source: Source) -> None:
 def first_row(bad: NDArray[np.bool_]) -> int | None:
     """Return the index of the first true value, counted from 1."""
     return int(np.argmax(bad)) + 1 if bad.any() else None
+
+
+def refuse_null(
+    column: pa.ChunkedArray, *, field: str, hint: str | None, source: Source, wrong: str = "has no value"
+) -> None:
+    """Raise an InputError for the first row without a value."""
+    if column.null_count:
+        row = first_row(pc.is_null(column).to_numpy())
+        raise InputError(wrong, source=source, row=row, field=field, hint=hint)
 
 
 def refuse_where(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.llm_names import without_quantisation
-from lengthwise.workloads.arrivals import gamma, generator, in_rounds
+from lengthwise.workloads.arrivals import gamma, generator, in_rounds, one_of_each_row
 from lengthwise.workloads.blocks import BLOCK_TOKENS, text_block_lists
 from lengthwise.workloads.columns import require_columns
 from lengthwise.workloads.files import data_folder, data_home, open_text, read_parquet_table, sample
@@ -87,7 +87,7 @@ def castillo_workload(
     columns: dict[str, Any] = {
         "arrival_s": gamma(requests, rate, cv, generator(seed, "arrivals")),
         "input_tokens": picked["input_tokens"],
-        "output_tokens": _one_clean_sample(rows.lengths_matrix()[picks], clean[picks], generator(seed, "lengths")),
+        "output_tokens": one_of_each_row(rows.lengths_matrix()[picks], clean[picks], generator(seed, "lengths")),
         "sample_mean": rows.clean_mean()[picks],
         "prompt": picked["prompt"],
         "llm": picked["llm"],
@@ -102,14 +102,6 @@ def castillo_workload(
         left_out=_left_out(clean),
         source=samples.origin,
     ).limited_to(max_tokens)
-
-
-def _one_clean_sample(
-    lengths: NDArray[np.int64], clean: NDArray[np.bool_], rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Draw one clean sample of each row, uniformly."""
-    rank = np.where(clean, rng.random(clean.shape), np.inf)
-    return np.take_along_axis(lengths, rank.argmin(axis=1)[:, None], axis=1)[:, 0]
 
 
 def _left_out(clean: NDArray[np.bool_]) -> tuple[LeftOut, ...]:

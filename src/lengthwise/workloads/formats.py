@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.workloads.arrivals import generator, spread_ticks
 from lengthwise.workloads.blocks import BLOCK_TOKENS, BYTES_PER_TOKEN, text_block_lists
-from lengthwise.workloads.columns import cast_column, refuse_twice
+from lengthwise.workloads.columns import cast_column, refuse_null, refuse_twice
 from lengthwise.workloads.files import atomic_path, check_readable, open_text, read_parquet_table, stem
 from lengthwise.workloads.workload import HINTS, SCHEMA, LeftOut, Parsed, Workload
 
@@ -102,9 +102,7 @@ def _from_azure(table: pa.Table, source: Path) -> Parsed | None:
 
 
 def _seconds(time: pa.ChunkedArray, source: Path) -> NDArray[np.float64]:
-    if time.null_count:
-        row = time.is_null().to_pylist().index(True) + 1
-        raise InputError("has no value", source=source, row=row, field=AZURE[0], hint=_AZURE_TIME)
+    refuse_null(time, field=AZURE[0], hint=_AZURE_TIME, source=source)
     # The traces of 2024 write a time zone, those of 2023 do not; Arrow needs the format in advance.
     zoned = pa.types.is_string(time.type) and len(time) and time[0].as_py().endswith(("Z", "+00:00"))
     as_time = pa.field(AZURE[0], pa.timestamp("ns", tz="UTC" if zoned else None))
@@ -204,7 +202,8 @@ def read_mooncake(path: Path) -> Parsed:
             )
     except (pa.ArrowInvalid, OSError):
         table = _read_lines_slowly(path)
-    _check_keys(table, path)
+    for name in ("timestamp", "input_length", "output_length"):  # by their names in the file; Workload checks the rest
+        refuse_null(table[name], field=name, hint=_MOONCAKE_HINTS[name], source=path, wrong="missing key")
     sizes = pc.unique(table["block_size"]).drop_null().to_pylist()
     if len(sizes) > 1:
         raise InputError(f"several block sizes: {sizes}", source=path, field="block_size", hint="one for all rows")
@@ -259,14 +258,6 @@ def _dense(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[inverse]
-
-
-def _check_keys(table: pa.Table, source: Path) -> None:
-    """Check what needs the field names of the file; Workload checks the rest."""
-    for name in ("timestamp", "input_length", "output_length"):
-        if table[name].null_count:
-            row = table[name].is_null().to_pylist().index(True) + 1
-            raise InputError("missing key", source=source, row=row, field=name, hint=_MOONCAKE_HINTS[name])
 
 
 def _read_lines_slowly(path: Path) -> pa.Table:
