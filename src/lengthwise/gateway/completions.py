@@ -233,8 +233,7 @@ class Completions:
                 self._traffic.add(call, trace, self._dispatcher.clock() - began)
             tokens, cut = (measure.length if body.one_answer else None) or (None, False)
             self._predictions.ended(job.id, tokens, censored=cut)
-            if used and not body.one_answer:
-                job.used_tokens = used
+            job.used_tokens = None if body.one_answer else used or None
             if tokens is not None or job.started is None or job.used_tokens is not None:
                 self._dispatcher.finished(job, tokens or 0)
 

@@ -72,8 +72,9 @@ class Job:
     integrals and computed when first read.
 
     Set by the queue under a policy with rounds: `rounds`, the state that gave the job its `round_number`; `charged`,
-    the work charged there; `credited`, the credit the job added there. `used_tokens`: set by a host for a finished request
-    with several answers, the tokens of its prompts and answers; it has no length of its own, and `generated` stays 0.
+    the work charged there; `credited`, the credit the job added there. `used_tokens`: set by a host for a finished
+    request with several answers, the tokens of its prompts and answers; it has no length of its own, and `generated`
+    stays 0.
     """
 
     id: str
