@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments import NAMES
 from experiments.study import Call, Finished, Run, Study, run_study
-from lengthwise.errors import InputError
+from lengthwise.errors import InputError, missing_extra
 from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables
@@ -46,7 +46,12 @@ def load(name: str) -> Study[Any, Any]:
         close = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(NAMES)}"
         raise InputError(f"unknown study '{name}'", hint=hint)
-    study: Study[Any, Any] = importlib.import_module(f"experiments.{name}").STUDY
+    try:
+        study: Study[Any, Any] = importlib.import_module(f"experiments.{name}").STUDY
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        raise InputError(missing.problem, source=name, hint=missing.hint) from error
     return study
 
 
@@ -75,19 +80,34 @@ def _cache_folder() -> Path:
 
 
 def _list() -> None:
-    studies = [load(name) for name in NAMES]
-    rows = [
-        [study.name, study.question, study.paper, study.source, *(_duration(60 * each) for each in study.minutes)]
-        for study in studies
-    ]
+    rows = []
+    for name in NAMES:
+        try:
+            study = load(name)
+        except InputError as missing:
+            rows.append([name, f"{missing.problem}; {missing.hint}", *[""] * 4])
+            continue
+        minutes = (_duration(60 * each) for each in study.minutes)
+        rows.append([study.name, study.question, study.paper, study.source, *minutes])
     columns = ("study", "question", "paper", "source", "takes", "--quick")
     notes = ["Times are of two cores. A study that needs an input of yours says so when it runs."]
     print_tables([Table("Studies", columns, rows, notes)])
 
 
+def _loaded(name: str, *, every: bool) -> Study[Any, Any] | None:
+    """Return the study; of `all`, None and a note where an extra that it needs is not installed."""
+    try:
+        return load(name)
+    except InputError as missing:
+        if not every:
+            raise
+        _note(f"{name} is left out: {missing.problem}; {missing.hint}")
+        return None
+
+
 def _run(options: argparse.Namespace) -> None:
     every = options.names == ["all"]
-    studies = [load(name) for name in (NAMES if every else options.names)]
+    studies = [study for name in (NAMES if every else options.names) if (study := _loaded(name, every=every))]
     if options.plot is not None and (len(studies) != 1 or studies[0].draw is None):
         raise InputError("--plot takes one study that has a static figure")
     chosen: list[Chosen] = []

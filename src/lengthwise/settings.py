@@ -26,8 +26,12 @@ def read_yaml(path: Path, *, hint: str) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  (a SafeLoader)
     except FileNotFoundError:
         raise InputError("no such file", source=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", source=path) from error
+    except IsADirectoryError:
+        raise InputError("is a folder", source=path, hint="name a file in it") from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", source=path) from error
+    except UnicodeDecodeError as error:
+        raise InputError("is not UTF-8 text", source=path, hint="give a YAML file") from error
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", error))
         if not isinstance(error, yaml.constructor.ConstructorError):

@@ -56,6 +56,15 @@ def test_an_unknown_command_is_refused() -> None:
     result = CliRunner().invoke(app, ["nope"])
     assert result.exit_code == 2
     assert "No such command 'nope'" in result.stderr
+    assert "Did you mean 'simulate'" in CliRunner().invoke(app, ["simulat"]).stderr
+
+
+def test_output_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "folder.html").mkdir()
+    for name, problem in (("page.txt", "does not end in .html"), ("folder.html", "is a folder")):
+        result = CliRunner().invoke(app, ["evaluate", "constant", "nowhere", "--report", str(tmp_path / name)])
+        assert result.exit_code == 2
+        assert f"{name}: {problem}" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -287,6 +288,16 @@ def test_every_study_is_listed_under_the_name_of_its_module(capsys: pytest.Captu
     assert command.main(["list"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in NAMES)
+
+
+def test_studies_are_listed_without_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("experiments.left_out", "lengthwise.training"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert command.main(["list"]) == 0
+    assert "torch is not installed" in " ".join(capsys.readouterr().out.split())
+    assert command.main(["run", "left_out"]) == 2
+    assert "left_out: torch is not installed; run: pip install 'lengthwise[train]'" in capsys.readouterr().err
 
 
 def test_an_unknown_name_is_exit_code_2_with_the_closest_name(capsys: pytest.CaptureFixture[str]) -> None:

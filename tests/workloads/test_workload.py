@@ -74,7 +74,7 @@ def test_the_first_bad_cell_is_named_by_source_row_and_field(column: str, values
 
 
 def test_a_missing_column_is_named_with_those_there_are() -> None:
-    with pytest.raises(InputError, match=r"field 'output_tokens': missing column .*arrival_s, input_tokens"):
+    with pytest.raises(InputError, match=r"field 'output_tokens': missing column .*arrival_s, input_tokens\)"):
         Workload.from_table({"arrival_s": [0.0], "input_tokens": [1]}, name="w")
 
 

@@ -86,6 +86,7 @@ class _LazyGroup(TyperGroup):
         return _placeholder(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        self.commands = {name: _placeholder(name) for name in COMMANDS}  # among these Typer looks for a similar name
         name, command, rest = super().resolve_command(ctx, args)
         return name, None if command is None else _load(str(name)), rest
 

@@ -81,7 +81,7 @@ def bench(
     from lengthwise.bench.run import BenchPlan
     from lengthwise.bench.store import BenchStore, PooledBench
 
-    need_folder(report)
+    need_folder(report, "--report", ".html")
     store = BenchStore(out)
     if not no_run:
         if url is not None and token is None:

@@ -48,7 +48,7 @@ def evaluate(
 
     Example: `lengthwise evaluate --from learn/ --report production.html`
     """
-    need_folder(report)
+    need_folder(report, "--report", ".html")
     if traffic is not None:
         if predictor is not None:
             raise InputError(f"--from scores what was served, not '{predictor}'", hint="leave the predictor out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,14 +31,18 @@ NoPlot = Annotated[bool, typer.Option("--no-plot", help="Tables only.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for engines that do not answer yet.")]
 
 
-def need_folder(path: Path | None, option: str = "--report", suffix: str = "") -> None:
-    """Raise InputError before any work if the folder of `path` does not exist, or its name does not end in `suffix`."""
+def need_folder(path: Path | None, option: str, suffix: str = "") -> None:
+    """Raise InputError before any work if `path` cannot be written, or its name does not end in `suffix`."""
     if path is None:
         return
     if not path.name.endswith(suffix):
         raise InputError(f"does not end in {suffix}", source=path, hint=f"use a name that ends in {suffix}")
+    if path.is_dir():
+        raise InputError("is a folder", source=path, hint="name a file to write")
     if not path.absolute().parent.is_dir():
         raise InputError("no such folder", source=path.parent, hint=f"create it, or choose another {option}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise InputError("cannot be written to", source=path.parent, hint=f"choose another {option}")
 
 
 def note(text: str) -> None:

@@ -49,7 +49,7 @@ def train(
     Example: `lengthwise probe train states/ -o probe.lw`
     """
     need_folder(out, "--out")
-    need_folder(report)
+    need_folder(report, "--report", ".html")
     try:
         from lengthwise.training.probe.learn import ProbeRecipe
     except ModuleNotFoundError as error:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final
 
 from lengthwise.errors import InputError
@@ -68,7 +69,9 @@ def resolve_llm(name: str, known: Collection[str]) -> str:
             return fits[0]
         if fits:
             raise InputError(f"LLM '{name}' is ambiguous", hint=f"one of: {', '.join(sorted(fits))}")
-    raise InputError(f"LLM '{name}' is not known", hint=f"known: {', '.join(sorted(known)) or 'none'}")
+    near = get_close_matches(wanted, by_short.values(), n=1)
+    meant = "".join(f"did you mean {candidate}? " for candidate, short in by_short.items() if short in near)
+    raise InputError(f"LLM '{name}' is not known", hint=f"{meant}known: {', '.join(sorted(known)) or 'none'}")
 
 
 def _billions(name: str) -> float | None:

@@ -226,7 +226,7 @@ def check_seconds(**given: float) -> None:
     """Raise InputError for a duration that is negative or not finite."""
     for name, seconds in given.items():
         if not (math.isfinite(seconds) and seconds >= 0):
-            raise InputError(f"{seconds} seconds", field=name, hint="a number of at least 0")
+            raise InputError(f"{seconds:g} seconds", field=name, hint="a number of at least 0")
 
 
 def check_any_fits(workload: Workload, fleet: Fleet) -> None:

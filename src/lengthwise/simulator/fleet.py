@@ -330,9 +330,12 @@ class Fleet:
 
 def _count_and_name(part: str, text: str) -> tuple[int, str]:
     found = re.fullmatch(r"(?:(\d+)\s*\*\s*)?([^\s*,]+)", part)
-    if found is None or found[1] == "0":
+    if found is None or (found[1] and int(found[1]) == 0):
         raise InputError(
-            f"'{part}' is no engine", source=text, field="fleet", hint="write COUNT*MODEL@GPU, commas between"
+            f"'{part}' is no engine",
+            source=None if part == text else text,
+            field="fleet",
+            hint="write COUNT*MODEL@GPU with a COUNT of at least 1, commas between",
         )
     return int(found[1] or 1), found[2]
 

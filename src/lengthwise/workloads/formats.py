@@ -417,7 +417,7 @@ def read_workload(
     path = check_readable(path)
     parsed = _parse(path, format or detect_format(path), count_tokens)
     table, size = _with_hash_ids(_renamed(parsed.table, columns or {}), parsed.block_size)
-    if "arrival_s" not in table.column_names and not need_arrivals:
+    if "arrival_s" not in table.column_names and "input_tokens" in table.column_names and not need_arrivals:
         table = table.append_column("arrival_s", pa.array(np.zeros(len(table))))
     try:
         workload = _answered(

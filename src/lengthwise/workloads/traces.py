@@ -104,10 +104,11 @@ def find_trace(name: str) -> Trace:
     """Return the catalogue's entry; an unknown name is an InputError that suggests similar names."""
     if name in TRACES:
         return TRACES[name]
-    near = get_close_matches(name, TRACES, n=3, cutoff=0.4) or TRACES
+    near = get_close_matches(name, TRACES, n=3, cutoff=0.4)
+    names = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(TRACES)}."
     raise InputError(
         f"no trace is called '{name}'",
-        hint=f"did you mean {', '.join(near)}? A file needs its path, the data folder goes into {VARIABLE}",
+        hint=f"{names} A file needs its path, the data folder goes into {VARIABLE}",
     )
 
 
@@ -131,7 +132,9 @@ def load_trace(name_or_path: str | Path, **options: Any) -> Workload:  # noqa: A
 CASTILLO: Final = "castillo"
 _CASTILLO_REQUESTS: Final = 1000
 _REQUESTS_PER_SLOT: Final = 20  # with fewer no queue forms, even above capacity
-SAMPLE_ONLY: Final = "LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package"
+SAMPLE_ONLY: Final = (
+    "using the small sample of CASTILLO that ships with the package; the full data goes into LENGTHWISE_DATA"
+)
 
 
 @dataclass(frozen=True, slots=True)

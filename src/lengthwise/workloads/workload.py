@@ -176,8 +176,6 @@ class Workload:
     ) -> Self:
         """Validate a table or a mapping of columns; an InputError names the first bad row."""
         raw = table if isinstance(table, pa.Table) else pa.table(dict(table))
-        if "priority" not in raw.column_names:
-            raw = raw.append_column("priority", pa.array(np.zeros(len(raw), np.int32)))
         source = name if source is None else source
         requests = conform(raw, SCHEMA, required=_REQUIRED, hints=HINTS, source=source)
         requests = requests.set_column(
