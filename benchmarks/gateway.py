@@ -4,6 +4,7 @@
     python -m benchmarks.gateway streams [--clients 1000]     # slow streams on one core, without an error
     python -m benchmarks.gateway memory [--requests 200000]   # growth of the resident memory
     python -m benchmarks.gateway queue [--waiting 10000]      # cost of a request, by the length of the queue
+    python -m benchmarks.gateway dashboard                    # share of the dashboard's snapshots in the CPU time
 
 Engines (three stand-ins that answer at once), gateways and client are separate processes on one machine. Requests per
 second depend on all of them and on what else runs, so CPU time is compared: user and system time of a gateway's
@@ -18,6 +19,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import os
 import platform
 import resource
@@ -37,6 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
+import numpy as np
 import uvicorn
 
 from benchmarks import add_options
@@ -365,15 +368,80 @@ def machine() -> str:
     return f"Python {platform.python_version()}, {processor_name()}, {os.cpu_count()} cores"
 
 
+def dashboard(arguments: argparse.Namespace) -> None:
+    """Measure what an open dashboard adds to the gateway's CPU time at 100 requests/s, some of them waiting.
+
+    The page is open and closed in turns of 10 s, so that what else the machine does counts alike in both.
+    """
+    rate, chunks, chunk_s, turn_s = 100, 50, 0.02, 10.0
+    turns = max(2, int(arguments.seconds / turn_s)) // 2 * 2
+    body = request_body(stream=True, max_tokens=chunks, user=str(chunk_s))
+    slots = round(0.97 * rate * chunks * chunk_s / ENGINES)  # a little too few: a queue grows
+    options = ["--in-flight", str(slots), "--workers", str(arguments.workers)]
+    options += ["--header-timeout", "600", "--body-timeout", "600"]  # a busy machine is slow to read
+
+    async def run(one: Gateway) -> tuple[list[float], float]:
+        """Return the CPU time of each turn, the first without the page, and that of the snapshots."""
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=HEADERS) as http:
+
+            async def request() -> None:
+                async with http.post(one.url + PATH, json=body) as response:
+                    await response.read()
+
+            async def watch() -> None:
+                async with http.get(one.url + "/lengthwise/v1/events") as response:
+                    while await response.content.readany():
+                        pass
+
+            async def dashboard_s() -> float:
+                async with http.get(one.url + "/metrics") as response:
+                    lines = (await response.text()).splitlines()
+                return sum(float(x.split()[1]) for x in lines if x.startswith("lengthwise_dashboard_cpu_seconds_total"))
+
+            sent: list[asyncio.Task[None]] = []
+            used, viewers = [], list[asyncio.Task[None]]()
+            began = time.monotonic()
+            for number in range(round(rate * turn_s * (turns + 1))):
+                if number % (rate * turn_s) == 0:
+                    used.append(one.cpu_s())
+                    for viewer in viewers:
+                        viewer.cancel()
+                    with_page = len(used) % 2 == 1 and len(used) > 1  # the first turn warms up
+                    viewers = [asyncio.create_task(watch()) for _ in range(arguments.viewers if with_page else 0)]
+                await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
+                sent.append(asyncio.create_task(request()))
+            used.append(one.cpu_s())
+            await asyncio.gather(*sent)
+            for viewer in viewers:
+                viewer.cancel()
+            return list(np.diff(used)[1:]), await dashboard_s()
+
+    with engines() as urls, gateway("ours", ours(urls, arguments.predictor, *options)) as one:
+        turn, snapshots_s = asyncio.run(run(one))
+    closed, opened = np.array(turn[0::2]), np.array(turn[1::2])
+    added = (opened - closed) / closed.mean()
+    error = 1.96 * added.std(ddof=1) / math.sqrt(len(added)) if len(added) > 1 else math.nan
+    traffic = f"{rate} streams/s of {chunks} chunks"
+    print(f"{machine()}; predictor {arguments.predictor}, {arguments.workers} workers, {traffic}")
+    print(
+        f"{arguments.viewers} viewers: {added.mean():+.2%} +- {error:.2%} of the CPU time without a page "
+        f"({closed.mean() / turn_s:.3f} CPU-s/s), {len(added)} pairs of {turn_s:.0f} s; snapshots alone "
+        f"{snapshots_s / opened.sum():.2%}"
+    )
+
+
 def main() -> None:
     """Run one of the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True)
-    for measured in (costs, streams, memory, queue):
+    for measured in (costs, streams, memory, queue, dashboard):
         kind = kinds.add_parser(measured.__name__, help=measured.__doc__)
         kind.set_defaults(run=measured)
         requests = 200_000 if measured is memory else 2000
         add_options(kind, rounds=5, requests=requests, clients=1000, waiting=10_000, predictor="none")
+        add_options(kind, seconds=30, viewers=1, workers=1)
         for peer in ("sglang-router", "vllm-router", "litellm"):
             kind.add_argument(f"--{peer}", metavar="PYTHON", help="Python of an environment that has it")
     proxy = kinds.add_parser("proxy", help="serve the bare proxy")

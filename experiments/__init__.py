@@ -10,6 +10,7 @@ NAMES: Final = (
     "one_prompt",
     "reasoning",
     "simulator_error",
+    "fast_lane",
     "hazard",
     "castillo",
     "tie_rivals",
