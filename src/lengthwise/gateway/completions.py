@@ -219,23 +219,28 @@ class Completions:
             call.failed = True
             raise
         finally:
-            del self._calls[job.id]
-            self._recent.add(call)
-            if self._tracing is not None and call.span is not None:
-                self._tracing.end(call.span, call)
-            used = _used_tokens(call)
-            lease.settle(used)
-            if caller.logged:
-                _log_call(call)
-            if job.started is not None:
-                self._metrics.predicted(call.source)
-            if self._traffic is not None and (trace := self._predictions.trace(job.id)) is not None:
-                self._traffic.add(call, trace, self._dispatcher.clock() - began)
-            tokens, cut = (measure.length if body.one_answer else None) or (None, False)
-            self._predictions.ended(job.id, tokens, censored=cut)
-            job.used_tokens = None if body.one_answer else used or None
-            if tokens is not None or job.started is None or job.used_tokens is not None:
-                self._dispatcher.finished(job, tokens or 0)
+            self._end(call, lease)
+
+    def _end(self, call: Call, lease: Lease) -> None:
+        """Settle the tenant's account, log the request, and learn from it."""
+        job, body = call.job, call.body
+        del self._calls[job.id]
+        self._recent.add(call)
+        if self._tracing is not None and call.span is not None:
+            self._tracing.end(call.span, call)
+        used = _used_tokens(call)
+        lease.settle(used)
+        if call.caller.logged:
+            _log_call(call)
+        if job.started is not None:
+            self._metrics.predicted(call.source)
+        if self._traffic is not None and (trace := self._predictions.trace(job.id)) is not None:
+            self._traffic.add(call, trace, self._dispatcher.clock() - job.arrival)
+        tokens, cut = (call.measure.length if body.one_answer else None) or (None, False)
+        self._predictions.ended(job.id, tokens, censored=cut)
+        job.used_tokens = None if body.one_answer else used or None
+        if tokens is not None or job.started is None or job.used_tokens is not None:
+            self._dispatcher.finished(job, tokens or 0)
 
     def _read(
         self, raw: bytes, began: float, caller: Caller, tenant: TenantConfig
