@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -18,6 +20,7 @@ import pytest
 
 from lengthwise.gateway.config import EngineConfig, GatewayConfig, TenantConfig
 from lengthwise.gateway.metrics import merged_metrics
+from lengthwise.gateway.workers import _Change, _Worker
 from tests.gateway.engine import StandIn, free_port, served, wait_for
 from tests.gateway.helpers import PLAIN, body
 
@@ -195,8 +198,35 @@ def test_each_worker_has_its_share_of_the_limits() -> None:
     assert [share.engines[1].in_flight for share in shares] == [2, 1]
     assert sum(share.max_waiting for share in shares) == config.max_waiting
     assert [share.max_connections for share in shares] == [None, None]
+    joining = EngineConfig(url="http://c", in_flight=7)
+    assert [config.engine_share(joining, number).in_flight for number in range(2)] == [4, 3]
     tenant = TenantConfig(name="t", requests_per_minute=600, concurrency=1).shared_by(4)
     assert (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrency) == (150, None, 1)
+
+
+def test_changes_of_the_engines_are_repeated_in_their_order_and_a_policy_waits_for_none() -> None:
+    order: list[str] = []
+    joins = asyncio.Event()
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        if scope["method"] == "POST":
+            await joins.wait()
+        order.append(scope["method"])
+
+    async def repeat() -> None:
+        supervisor, link = multiprocessing.Pipe()
+        worker = _Worker(app, link, None)  # type: ignore[arg-type]
+        with supervisor, link:
+            engines = "/lengthwise/v1/engines"
+            for method, path in (("POST", engines), ("DELETE", f"{engines}/a"), ("PUT", "/lengthwise/v1/policy")):
+                supervisor.send(_Change({"method": method, "path": path}, b""))
+                worker._take()
+            await asyncio.sleep(0.01)
+            joins.set()
+            await asyncio.gather(*worker._tasks)
+
+    asyncio.run(repeat())
+    assert order == ["PUT", "POST", "DELETE"]
 
 
 def test_metrics_of_workers_are_one_text_with_each_family_once() -> None:

@@ -98,7 +98,7 @@ class Admin:
             return JSONResponse({"engines": list(engines.values())})
         try:
             wanted = EngineConfig.model_validate_json(await _small_body(request))
-            engine = await self._fleet.add(wanted)
+            engine = await self._fleet.add(self._config.engine_share(wanted, self._exchange.number))
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             field = ".".join(map(str, first["loc"]))

@@ -282,13 +282,17 @@ class GatewayConfig(_Section):
 
     def share_of(self, worker: int) -> Self:
         """Return the settings of one of several workers: its share of the limits, at least 1 of each."""
-
-        def share(limit: int | None) -> int | None:
-            return None if limit is None else max(1, limit // self.workers + (worker < limit % self.workers))
-
-        engines = tuple(engine.model_copy(update={"in_flight": share(engine.in_flight)}) for engine in self.engines)
+        engines = tuple(self.engine_share(engine, worker) for engine in self.engines)
         limits = ("in_flight", "max_waiting", "max_held_bytes", "max_connections")
-        return self.model_copy(update={"engines": engines, **{name: share(getattr(self, name)) for name in limits}})
+        shares = {name: self._share(getattr(self, name), worker) for name in limits}
+        return self.model_copy(update={"engines": engines, **shares})
+
+    def engine_share(self, engine: EngineConfig, worker: int) -> EngineConfig:
+        """Return an engine for one of several workers: with its share of the engine's own `in_flight`."""
+        return engine.model_copy(update={"in_flight": self._share(engine.in_flight, worker)})
+
+    def _share(self, limit: int | None, worker: int) -> int | None:
+        return None if limit is None else max(1, limit // self.workers + (worker < limit % self.workers))
 
     @property
     def chosen_router(self) -> str | None:

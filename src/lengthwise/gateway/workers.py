@@ -65,6 +65,7 @@ class _Worker:
         self._link = link
         self._starlette = starlette
         self._tasks: set[asyncio.Task[None]] = set()
+        self._fleet_changes = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -103,7 +104,17 @@ class _Worker:
             self._link.send(_Change({name: scope[name] for name in (*_SCOPE, *_SCOPE_BYTES)}, body))
 
     async def _repeat(self, change: _Change) -> None:
-        """Call the application as the client of another worker did."""
+        """Call the application as the client of another worker did; changes of the engines one after another.
+
+        An engine that joins is connected to first, and what removes it must not come before. A policy does not wait.
+        """
+        if change.scope["path"].endswith("/policy"):
+            await self._call(change)
+        else:
+            async with self._fleet_changes:
+                await self._call(change)
+
+    async def _call(self, change: _Change) -> None:
 
         async def receive() -> MutableMapping[str, Any]:
             return {"type": "http.request", "body": change.body, "more_body": False}
