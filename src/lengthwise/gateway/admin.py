@@ -7,26 +7,29 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lengthwise.errors import InputError
-from lengthwise.gateway.bodies import ChatBody, CompletionBody, MessagesBody, ResponsesBody, parse
+from lengthwise.gateway.bodies import (
+    ChatBody,
+    CompletionBody,
+    MessagesBody,
+    ResponsesBody,
+    parse,
+    read_body,
+    read_model,
+)
 from lengthwise.gateway.completions import Call
-from lengthwise.gateway.config import EngineConfig, GatewayConfig
-from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
+from lengthwise.gateway.config import EngineConfig
+from lengthwise.gateway.dispatch import GatewayEngine
+from lengthwise.gateway.endpoint import GatewayParts
 from lengthwise.gateway.errors import ApiError
-from lengthwise.gateway.fleet import EngineFleet
-from lengthwise.gateway.metrics import Metrics
-from lengthwise.gateway.worker_exchange import WorkerExchange
 from lengthwise.lengths import LengthDistribution, wide_prior
 from lengthwise.policies import Job, make_policy
-from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "/lengthwise/v1"
 
-_MOST_BYTES: Final = 64 << 10
 _MOST_SPEC: Final = 1000  # characters of a policy: wrappers around wrappers would exceed the stack
 _MOST_PREDICTED_BYTES: Final = 1 << 20
 _MOST_LISTED: Final = 10_000
@@ -54,23 +56,12 @@ class _Fields(CompletionBody):
 class Admin:
     """The handlers of these paths; the gate decides which requests reach them. No answer holds a prompt's text."""
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        dispatcher: Dispatcher,
-        fleet: EngineFleet,
-        predictions: PredictionService,
-        metrics: Metrics,
-        calls: Mapping[str, Call],
-        exchange: WorkerExchange,
-    ) -> None:
-        self._config = config
-        self._dispatcher = dispatcher
-        self._fleet = fleet
-        self._predictions = predictions
-        self._metrics = metrics
-        self._calls = calls
-        self._exchange = exchange
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts = parts
+        self._dispatcher = parts.dispatcher
+        self._predictions = parts.predictions
+        self._calls = parts.calls
+        exchange = parts.exchange
         exchange.answer("engines", lambda _: json.dumps(self._engines()).encode())
         exchange.answer("queue", lambda limit: json.dumps(self._queues(limit)).encode())
         exchange.answer("explain", lambda wanted: json.dumps(self._open_requests(wanted)).encode())
@@ -96,13 +87,10 @@ class Admin:
                     if known is not engine:
                         known |= {name: known[name] + engine[name] for name in ("running", "in_flight")}
             return JSONResponse({"engines": list(engines.values())})
+        wanted = await read_model(request, EngineConfig, code="invalid_engine")
         try:
-            wanted = EngineConfig.model_validate_json(await _small_body(request))
-            engine = await self._fleet.add(self._config.engine_share(wanted, self._exchange.number))
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            field = ".".join(map(str, first["loc"]))
-            raise ApiError(400, f"{field}: {first['msg']}", param=field, code="invalid_engine") from error
+            share = self._parts.config.engine_share(wanted, self._parts.exchange.number)
+            engine = await self._parts.fleet.add(share)
         except InputError as error:
             raise ApiError(400, str(error), code="invalid_engine") from error
         return JSONResponse(_described(engine), 201)
@@ -111,7 +99,7 @@ class Admin:
         """Let an engine leave; its running requests finish."""
         name = request.path_params["name"]
         try:
-            self._fleet.remove(name)
+            self._parts.fleet.remove(name)
         except KeyError as error:
             raise ApiError(404, f"no engine has the name '{name[:100]}'", param="name", code="not_found") from error
         return JSONResponse({"name": name, "leaving": True}, 202)
@@ -137,8 +125,8 @@ class Admin:
         return JSONResponse({"requests": requests})  # clients may repeat an id
 
     async def _of_all_workers(self, question: str, argument: object, own: Any) -> dict[int, Any]:  # noqa: ANN401
-        others = await self._exchange.ask(question, argument)
-        return {self._exchange.number: own, **{number: json.loads(answer) for number, answer in others.items()}}
+        others = await self._parts.exchange.ask(question, argument)
+        return {self._parts.exchange.number: own, **{number: json.loads(answer) for number, answer in others.items()}}
 
     def _engines(self) -> list[dict[str, Any]]:
         return [_described(engine) for engine in self._dispatcher.engines]
@@ -162,7 +150,7 @@ class Admin:
 
     async def predict(self, request: Request) -> Response:
         """Return the predicted length of the answer to a body of any of the queued APIs, without running it."""
-        raw = await _small_body(request, min(self._config.max_body_bytes, _MOST_PREDICTED_BYTES))
+        raw = await read_body(request, min(self._parts.config.max_body_bytes, _MOST_PREDICTED_BYTES))
         body = parse(_api_of(raw), raw)
         source, prediction = await self._predicted(body)
         return JSONResponse({"model": body.model, "source": source, **_numbers(prediction.censored_at(body.limit))})
@@ -221,14 +209,14 @@ class Admin:
 
     async def _change_policy(self, request: Request) -> None:
         try:
-            name = json.loads(await _small_body(request))["policy"]
+            name = json.loads(await read_body(request))["policy"]
             policy = make_policy(str(name)[:_MOST_SPEC], imports=False)
         except InputError as error:
             raise ApiError(400, str(error), param="policy", code="unknown_policy") from error
         except (ValueError, KeyError, TypeError) as error:
             raise ApiError(400, 'send {"policy": NAME}', param="policy", code="invalid_value") from error
         self._dispatcher.use(policy)
-        self._metrics.policy_changes.inc()
+        self._parts.metrics.policy_changes.inc()
 
 
 def _described(engine: GatewayEngine) -> dict[str, Any]:
@@ -282,14 +270,3 @@ def _terms(job: Job, now: float) -> dict[str, float]:
     if math.isfinite(job.deadline):
         terms["left_s"] = job.deadline - now
     return {name: round(float(value), 4) for name, value in terms.items()}
-
-
-async def _small_body(request: Request, limit: int = _MOST_BYTES) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > limit:
-            raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
-    return b"".join(parts)

@@ -17,10 +17,11 @@ from lengthwise.engines.client import EngineClient, EngineError
 from lengthwise.gateway.access_log import AccessLog
 from lengthwise.gateway.admin import PREFIX, Admin
 from lengthwise.gateway.bodies import BODIES
-from lengthwise.gateway.completions import Call, Completions
+from lengthwise.gateway.completions import Completions
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dashboard import Dashboard
 from lengthwise.gateway.dispatch import Dispatcher
+from lengthwise.gateway.endpoint import GatewayParts
 from lengthwise.gateway.errors import (
     ApiError,
     api_error_response,
@@ -114,26 +115,19 @@ class _Gateway:
         on_engines: Callable[[str], None] | None,
         make_client: Callable[..., EngineClient],
     ) -> None:
-        self._config = config
         self._load = load
         self._on_engines = on_engines
         self.tenants = Tenants(config)
         self.access_log = None if config.access_log is None else AccessLog(config.access_log)
-        self._traffic = (
-            None
-            if config.learn is None
-            else TrafficLog(config.learn, keep_prompts=config.keep_prompts, max_bytes=config.learn_bytes)
-        )
         self._predictions = prediction_service(config.predictor, memory=config.memory_setting)
         self._watch = None
         if config.watch and config.watched is not None:
             in_use = str(config.watched) == config.predictor
             self._watch = PredictorWatch(config.watched, self._predictions, in_use=in_use)
-        routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
             self.tenants.policy(config.policy),
             self._predictions,
-            routes,
+            RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router)),
             max_waiting=config.max_waiting,
             admission_quantile=config.admission_quantile,
             breaker_failures=config.breaker_failures,
@@ -141,49 +135,38 @@ class _Gateway:
             health_failures=config.health_failures,
             health_successes=config.health_successes,
         )
-        self._tracing = None if config.otlp_endpoint is None else _tracing(config.otlp_endpoint, self._dispatcher)
-        self._names = ModelNames(config.models, self._dispatcher)
-        self._retries = Retries(most=config.retries, share=config.retry_share)
-        self._budget = BodyBudget(config.max_held_bytes)
-        self.exported = Metrics(self._dispatcher, config.predictor, self._predictions, self._budget)
-        self.exported.register(self.tenants)
-        self._fleet = EngineFleet(config, self._dispatcher, self.exported, make_client)
-        self.exchange = WorkerExchange()
+        budget = BodyBudget(config.max_held_bytes)
+        self.exported = Metrics(self._dispatcher, config.predictor, self._predictions, budget)
+        self.parts = GatewayParts(
+            config=config,
+            dispatcher=self._dispatcher,
+            predictions=self._predictions,
+            metrics=self.exported,
+            budget=budget,
+            names=ModelNames(config.models, self._dispatcher),
+            owners=ResponseOwners(),
+            retries=Retries(most=config.retries, share=config.retry_share),
+            recent=RecentRequests(self._dispatcher),
+            fleet=EngineFleet(config, self._dispatcher, self.exported, make_client),
+            exchange=WorkerExchange(),
+            traffic=None
+            if config.learn is None
+            else TrafficLog(config.learn, keep_prompts=config.keep_prompts, max_bytes=config.learn_bytes),
+            tracing=None if config.otlp_endpoint is None else _tracing(config.otlp_endpoint, self._dispatcher),
+        )
+        self.exchange = self.parts.exchange
         self.exchange.answer("metrics", lambda _: self.exported.exposition())
-        self.reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, self._names)
+        self.reloader = Reloader(self.parts, self.tenants)
+        self._dashboard = Dashboard(self.parts)
         if self.access_log is not None:
-            self.exported.register(self.access_log)
             self.reloader.users.append(self.access_log)
-        if self._traffic is not None:
-            self.exported.register(self._traffic)
+        for part in (self.tenants, self.access_log, self.parts.traffic, self._dashboard):
+            if part is not None:
+                self.exported.register(part)
+        self.completions = {path: Completions(path, model, self.parts) for path, model in BODIES.items()}
 
     def routes(self) -> list[Route]:
-        budget = self._budget
-        owners = ResponseOwners()
-        calls: dict[str, Call] = {}
-        recent = RecentRequests(self._dispatcher)
-        self.dashboard = Dashboard(self._config, self._dispatcher, calls, recent, self.exchange)
-        self.exported.register(self.dashboard)
-        admin = Admin(
-            self._config, self._dispatcher, self._fleet, self._predictions, self.exported, calls, self.exchange
-        )
-        shared = (
-            self._config,
-            self._dispatcher,
-            self._predictions,
-            self.exported,
-            budget,
-            self._names,
-            owners,
-            self._retries,
-            calls,
-            recent,
-            self._traffic,
-            self._tracing,
-        )
-        forwarding = Forwarding(self._config, self._dispatcher, self.exported, budget, self._names, owners)
-        self.completions = {path: Completions(path, model, *shared) for path, model in BODIES.items()}
-        self.reloader.users += [*self.completions.values(), forwarding]
+        forwarding = Forwarding(self.parts)
         return [
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in self.completions.items()),
             Route("/v1/models", self.models),
@@ -192,22 +175,23 @@ class _Gateway:
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
-            *admin.routes(),
-            *self.dashboard.routes(PREFIX),
+            *Admin(self.parts).routes(),
+            *self._dashboard.routes(PREFIX),
         ]
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with self._fleet, self.reloader.on_signal(self._load), self.exchange.serving():
+        parts = self.parts
+        async with parts.fleet, self.reloader.on_signal(self._load), self.exchange.serving():
             if self._on_engines is not None:
                 engines = self._dispatcher.engines
                 self._on_engines(", ".join(f"{e.name} is {e.description or 'not known yet'}" for e in engines))
             if self._dispatcher.uses_predictions:
                 self._predictions.warm()
-            keys = asyncio.create_task(self.tenants.watch(self._config.health_interval_s))
+            keys = asyncio.create_task(self.tenants.watch(self.parts.config.health_interval_s))
             watch = asyncio.create_task(self._watch_predictor())
             try:
-                with self.access_log or nullcontext(), self._traffic or nullcontext(), self._tracing or nullcontext():
+                with self.access_log or nullcontext(), parts.traffic or nullcontext(), parts.tracing or nullcontext():
                     yield
             finally:
                 keys.cancel()
@@ -216,7 +200,7 @@ class _Gateway:
 
     async def _watch_predictor(self) -> None:
         if self._watch is not None:
-            await self._watch.run(self._config.health_interval_s)
+            await self._watch.run(self.parts.config.health_interval_s)
 
     async def models(self, request: Request) -> Response:
         """List the models of all engines and their aliases, each name once."""
@@ -246,7 +230,7 @@ class _Gateway:
                 merged |= {str(model["id"]): model for model in answer if model["id"] not in merged}
         if failure is not None and not merged:
             raise from_engine(failure) if isinstance(failure, EngineError) else failure
-        aliases = self._names.aliases.items()
+        aliases = self.parts.names.aliases.items()
         return merged | {a: {**merged[name], "id": a, "root": name} for a, name in aliases if name in merged}
 
     async def health(self, _: Request) -> Response:
@@ -257,7 +241,7 @@ class _Gateway:
             "waiting": self._dispatcher.waiting,
             "policy": self._dispatcher.policy.name,
             "router": self._dispatcher.routes.name,
-            "predictor": self._config.predictor,
+            "predictor": self.parts.config.predictor,
             "predictor_version": self._predictions.predictor,
             "watch": None if self._watch is None else self._watch.state,
             "memory": "off" if self._predictions.memory is None else "on",

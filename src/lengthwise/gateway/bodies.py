@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lengthwise.gateway.errors import ApiError
+from lengthwise.gateway.errors import ApiError, invalid_field
 from lengthwise.gateway.json_fields import add_field, edit_fields
 from lengthwise.gateway.streaming import Measure
 from lengthwise.gateway.usage import MessagesMeasure, ResponsesMeasure
@@ -22,11 +22,18 @@ from lengthwise.predictors.contract import render_chat
 from lengthwise.predictors.prefix_memory import Levels, levels_of
 from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_bytes, hash_tokens
 
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+Validated = TypeVar("Validated", bound=BaseModel)
+
 MAX_LENGTH: Final = 131_072
 """The most tokens that scheduling assumes for an answer, whatever a client declares."""
 
 MOST_ELEMENTS: Final = 1 << 20
 """JSON elements of a body: token ids of a prompt, messages and their fields."""
+
+_MOST_ADMIN_BYTES: Final = 64 << 10
 
 _Limit = Annotated[int, Field(ge=0, le=1 << 31)]
 _Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
@@ -405,9 +412,31 @@ def parse(model: type[CompletionBody], raw: bytes) -> CompletionBody:
         return model.model_validate_json(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-    if first["type"] == "json_invalid":
-        raise ApiError(400, f"the body is not JSON: {first['msg']}", code="invalid_json")
-    param = ".".join(str(step) for step in first["loc"])
-    if not param:
-        raise ApiError(400, "the body must be a JSON object", code="invalid_type")
-    raise ApiError(400, f"{param}: {first['msg']}", param=param, code="invalid_value")
+        if first["type"] == "json_invalid":
+            raise ApiError(400, f"the body is not JSON: {first['msg']}", code="invalid_json") from None
+        if not first["loc"]:
+            raise ApiError(400, "the body must be a JSON object", code="invalid_type") from None
+        raise invalid_field(error) from None
+
+
+async def read_body(request: Request, limit: int = _MOST_ADMIN_BYTES) -> bytes:
+    """Return the body; ApiError 413 if it is larger than `limit` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+    return b"".join(parts)
+
+
+async def read_model(
+    request: Request, model: type[Validated], limit: int = _MOST_ADMIN_BYTES, code: str = "invalid_value"
+) -> Validated:
+    """Return the body as a model; ApiError 400 that names the invalid field."""
+    raw = await read_body(request, limit)
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise invalid_field(error, code) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import os
 import types
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -22,29 +21,25 @@ from lengthwise.engines.client import (
 )
 from lengthwise.gateway.access_log import shortened
 from lengthwise.gateway.bodies import CompletionBody, ResponsesBody, parse
-from lengthwise.gateway.config import GatewayConfig, TenantConfig
-from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
-from lengthwise.gateway.errors import ApiError, error_format, from_engine
+from lengthwise.gateway.config import TenantConfig
+from lengthwise.gateway.dispatch import GatewayEngine
+from lengthwise.gateway.endpoint import Endpoint, GatewayParts, outcome_of
+from lengthwise.gateway.errors import ApiError, from_engine
 from lengthwise.gateway.json_fields import LARGE_BODY, edited
-from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
-from lengthwise.gateway.recent_requests import RecentRequests
-from lengthwise.gateway.retries import RETRIED_STATUSES, Retries, retry_after_s
-from lengthwise.gateway.stored_responses import ResponseOwners
-from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, relay
-from lengthwise.gateway.tenants import Lease, lease_of
+from lengthwise.gateway.model_names import MODEL_HEADER
+from lengthwise.gateway.retries import RETRIED_STATUSES, retry_after_s
+from lengthwise.gateway.streaming import Caller, Measure, relay
+from lengthwise.gateway.tenants import Lease
 from lengthwise.gateway.usage import ResponsesMeasure
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
 from lengthwise.predictors.contract import PredictionInput
-from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Scope
 
-    from lengthwise.gateway.metrics import Metrics, Outcome, Source
-    from lengthwise.gateway.tracing import Tracing
-    from lengthwise.gateway.traffic_log import TrafficLog
+    from lengthwise.gateway.metrics import Outcome, Source
 
 _FOREVER: Final = (math.inf, 503, "queue_timeout")
 _job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be
@@ -111,80 +106,26 @@ class _RefusedError(EngineRefusedError):
         self.wait_s = wait_s
 
 
-class Completions:
+class Completions(Endpoint):
     """The ASGI application of one completion endpoint."""
 
-    def __init__(
-        self,
-        path: str,
-        model: type[CompletionBody],
-        config: GatewayConfig,
-        dispatcher: Dispatcher,
-        predictions: PredictionService,
-        metrics: Metrics,
-        budget: BodyBudget,
-        names: ModelNames,
-        owners: ResponseOwners,
-        retries: Retries,
-        calls: dict[str, Call],
-        recent: RecentRequests,
-        traffic: TrafficLog | None = None,
-        tracing: Tracing | None = None,
-    ) -> None:
-        """`calls` holds the open ones, by the id of the job."""
-        self._traffic = traffic
-        self._tracing = tracing
+    def __init__(self, path: str, model: type[CompletionBody], parts: GatewayParts) -> None:
+        super().__init__(parts, path)
         self._path = path
-        self._error_format = error_format(path)
         self._model = model
-        self._budget = budget
-        self._names = names
-        self._owners = owners
-        self._retries = retries
-        self._calls = calls
-        self._recent = recent
-        self._config = config
-        self._dispatcher = dispatcher
-        self._predictions = predictions
-        self._metrics = metrics
-        self._first_byte = metrics.first_byte_seconds.labels(path)
-        self._whole = metrics.request_seconds.labels(path)
+        self._names = parts.names
+        self._owners = parts.owners
+        self._retries = parts.retries
+        self._calls = parts.calls
+        self._recent = parts.recent
+        self._predictions = parts.predictions
+        self._traffic = parts.traffic
+        self._tracing = parts.tracing
+        self._first_byte = parts.metrics.first_byte_seconds.labels(path)
 
-    def use(self, config: GatewayConfig) -> None:
-        """Use these settings for requests from now on."""
-        self._config = config
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request and count its outcome."""
-        self._metrics.receive()
-        began = self._dispatcher.clock()
-        lease = lease_of(scope)
-        caller = Caller(scope, receive, send, lease)
-        caller.error_format = self._error_format
-        request_id = caller.headers.get(b"x-request-id") or os.urandom(16).hex().encode()
-        outcome: Outcome = "bug"
-        try:
-            raw = await caller.body(min(self._config.max_body_bytes, self._config.max_held_bytes), self._budget)
-            with caller.present():
-                outcome = await self._serve(raw, caller, lease, request_id, began)
-        except ApiError as error:
-            outcome = error.outcome
-            await caller.fail(error, request_id)
-        except ClientGoneError:
-            outcome = "cancelled"
-        except asyncio.CancelledError:  # the gateway stops, and the time to finish is over
-            outcome = "cancelled"
-            await caller.end_with(ApiError(503, "the gateway is shutting down", code="shutting_down"), request_id)
-        except Exception:  # the server logs it
-            await caller.end_with(ApiError(500, f"POST {self._path}: the gateway failed", code="bug"), request_id)
-            raise
-        finally:
-            self._budget.free += caller.held_bytes
-            caller.log(outcome=outcome)
-            self._metrics.ended(self._path, outcome)
-            self._whole.observe(self._dispatcher.clock() - began)
-
-    async def _serve(self, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float) -> Outcome:
+    async def _serve(
+        self, scope: Scope, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float
+    ) -> Outcome:
         await next_stage()
         read = partial(self._read, raw, began, caller, lease.tenant)
         body, job, raw = read() if len(raw) < LARGE_BODY else await asyncio.to_thread(read)
@@ -202,7 +143,7 @@ class Completions:
             pinned = await self._owner(body.previous_response_id, body.model, caller, lease.tenant.name)
         learns = self._predictions.predicts or self._predictions.memory is not None or self._traffic is not None
         counts = learns or lease.tenant.tokens_per_minute is not None
-        hide_usage = self._config.stream_usage and counts and body.lacks_usage
+        hide_usage = self._parts.config.stream_usage and counts and body.lacks_usage
         if hide_usage:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
@@ -249,7 +190,7 @@ class Completions:
         if not (tenant.may_set_priority and tenant.may_declare_length):
             raw = body.restrict(raw, priority=tenant.may_set_priority, lengths=tenant.may_declare_length)
         job = body.job(str(next(_job_numbers)), began, caller.headers)
-        if self._config.keys is not None:
+        if self._parts.config.keys is not None:
             job.tenant = tenant.name
         if body.priority is None:
             job.priority = tenant.priority
@@ -345,7 +286,7 @@ class Completions:
 
     def _waits_until(self, job: Job) -> tuple[float, int, str]:
         """Return the time at which a request has waited too long, and the status and code of that error."""
-        config = self._config
+        config = self._parts.config
         if config.queue_timeout_s is None and config.request_timeout_s is None and not config.enforce_deadlines:
             return _FOREVER
         return min(
@@ -368,7 +309,7 @@ class Completions:
         if isinstance(error, EngineUnreachableError):
             # The engine has not received the request and is down: back to the queue, until one is up.
             held_s = self._dispatcher.clock() - call.job.arrival
-            return 0.0 if held_s < self._config.hold_timeout_s else None
+            return 0.0 if held_s < self._parts.config.hold_timeout_s else None
         if isinstance(error, EngineBrokenError) and not call.refused_by:  # once: it may be what breaks the engine
             wait_s = self._retries.wait_s(0)
         else:
@@ -381,7 +322,7 @@ class Completions:
         try:
             edit = self._edit_for(engine, call)
             raw = call.raw if edit is None else await edited(call.raw, edit)
-            if self._config.request_timeout_s is None:  # a timeout takes more time than sending the request
+            if self._parts.config.request_timeout_s is None:  # a timeout takes more time than sending the request
                 answer = await self._exchange(engine, call, raw)
             else:
                 async with asyncio.timeout(self._left_s(call.job)):
@@ -395,7 +336,7 @@ class Completions:
             self._metrics.failed(engine, "unfinished")
             return "broken_stream"
         call.failed = answer.status >= 400
-        return _answered(answer)
+        return outcome_of(answer.status)
 
     def _edit_for(self, engine: GatewayEngine, call: Call) -> Callable[[bytes], bytes] | None:
         """Return the edit that adds what the engine's scheduler can use to the body, if any."""
@@ -411,16 +352,16 @@ class Completions:
 
     def _left_s(self, job: Job) -> float:
         """Return the seconds that a request may still take."""
-        if self._config.request_timeout_s is None:
+        if self._parts.config.request_timeout_s is None:
             return math.inf
-        return job.arrival + self._config.request_timeout_s - self._dispatcher.clock()
+        return job.arrival + self._parts.config.request_timeout_s - self._dispatcher.clock()
 
     def _first_byte_s(self, engine: GatewayEngine, call: Call) -> float:
         """Return the seconds until the first byte must have arrived.
 
         An answer in one piece arrives with its last token: the time to generate it, as predicted, is added.
         """
-        limit_s = self._config.first_byte_timeout_s
+        limit_s = self._parts.config.first_byte_timeout_s
         if not call.body.stream:
             limit_s += engine.longest_generation_s(call.job, declared=call.hinted)
         return limit_s
@@ -497,9 +438,3 @@ def _log_call(call: Call) -> None:
         first_byte_s=None if call.first_byte_s is None else round(call.first_byte_s, 4),
         retries=len(call.refused_by),
     )
-
-
-def _answered(answer: EngineAnswer) -> Outcome:
-    if answer.status < 400:
-        return "ok"
-    return "client_error" if answer.status < 500 else "engine_error"

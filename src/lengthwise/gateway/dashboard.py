@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lengthwise.errors import InputError
+from lengthwise.gateway.bodies import read_model
 from lengthwise.gateway.errors import ApiError
-from lengthwise.gateway.recent_requests import ROW, SOURCES, Names, RecentRequests, Rows, latency_series
+from lengthwise.gateway.recent_requests import ROW, SOURCES, Names, Rows, latency_series
 from lengthwise.lengths import TIE_NU, student
 from lengthwise.policies import make_policy
 from lengthwise.policies.registry import POLICIES
@@ -38,10 +39,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
     from starlette.requests import Request
 
-    from lengthwise.gateway.completions import Call
-    from lengthwise.gateway.config import GatewayConfig
-    from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
-    from lengthwise.gateway.worker_exchange import WorkerExchange
+    from lengthwise.gateway.dispatch import GatewayEngine
+    from lengthwise.gateway.endpoint import GatewayParts
     from lengthwise.policies import Job
 
 _TENANT: Final = 4  # in a request of `queue` and `slots`
@@ -167,23 +166,16 @@ class LiveFleet:
 class Dashboard:
     """The page, its events and its simulations."""
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        dispatcher: Dispatcher,
-        calls: Mapping[str, Call],
-        recent: RecentRequests,
-        exchange: WorkerExchange,
-    ) -> None:
-        self._config = config
-        self._dispatcher = dispatcher
-        self._calls = calls
-        self._recent = recent
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts = parts
+        self._dispatcher = parts.dispatcher
+        self._calls = parts.calls
+        self._recent = parts.recent
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._simulating = asyncio.Lock()
         self._cpu_s = 0.0
-        self._exchange = exchange
+        self._exchange = exchange = parts.exchange
         exchange.answer("state", self._answer)
         self._policies, self._tenants = Names(), Names()  # of all workers
         folder = Path(__file__).parent / "static"
@@ -264,7 +256,7 @@ class Dashboard:
                 viewer.put_nowait(None)
 
     def _merged(self, states: Mapping[int, DashboardState]) -> DashboardState:
-        return merged_state(states, self._config.workers, self._policies, self._tenants)
+        return merged_state(states, self._parts.config.workers, self._policies, self._tenants)
 
     async def _states(self, since: Mapping[int, int] | None = None) -> dict[int, DashboardState]:
         """Return the states of the workers that answer, with the requests that ended since so many; None: all."""
@@ -323,7 +315,7 @@ class Dashboard:
 
     async def _history(self) -> dict[str, Any]:
         """Return what a viewer needs once: constants, and the last hour."""
-        config, now = self._config, self._dispatcher.clock()
+        config, now = self._parts.config, self._dispatcher.clock()
         rows = self._merged(await self._states()).rows
         current = rows["ended_s"] < now // _BUCKET_S * _BUCKET_S
         series = await asyncio.to_thread(lambda: list(latency_series(rows[current], _BUCKET_S)))
@@ -360,7 +352,7 @@ class Dashboard:
 
     async def what_if(self, request: Request) -> Response:
         """Return what the last hour would have been under other policies and numbers of engines; one at a time."""
-        question = await _question(request)
+        question = await read_model(request, WhatIf, _MOST_QUESTION_BYTES)
         state = self._merged(await self._states())
         rows = state.rows
         if len(rows) < _LEAST_REPLAYED:
@@ -389,7 +381,7 @@ class Dashboard:
         return LiveFleet(
             policy,
             max(1, len(engines)),
-            max((engine["slots"] for engine in state.counts["engines"]), default=self._config.in_flight),
+            max((engine["slots"] for engine in state.counts["engines"]), default=self._parts.config.in_flight),
             min(memory, default=None),
             self._dispatcher.routes.name or "lengthwise",
         )
@@ -418,22 +410,6 @@ def _finished(row: tuple[Any, ...]) -> list[Any]:
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
-async def _question(request: Request) -> WhatIf:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_QUESTION_BYTES:
-            raise ApiError(413, f"the body is larger than {_MOST_QUESTION_BYTES} bytes", code="body_too_large")
-    try:
-        return WhatIf.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise ApiError(400, f"{field}: {first['msg']}", param=field, code="invalid_value") from error
-    except InputError as error:
-        raise ApiError(400, str(error), code="invalid_value") from error
 
 
 def _encoded(question: WhatIf, running: LiveFleet, rows: Rows) -> bytes:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from lengthwise.engines.client import EngineError, EngineRefusedError, EngineTimeoutError
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
 
@@ -123,6 +124,13 @@ def from_engine(error: EngineError) -> ApiError:
     if isinstance(error, EngineTimeoutError):
         return ApiError(504, str(error), code="engine_timeout")
     return ApiError(502, str(error), code=f"engine_{error.kind}")
+
+
+def invalid_field(error: ValidationError, code: str = "invalid_value") -> ApiError:
+    """Return the error that names the first invalid field of a body."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(map(str, first["loc"]))
+    return ApiError(400, f"{field}: {first['msg']}", param=field, code=code)
 
 
 async def api_error_response(request: Request, error: Exception) -> Response:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import uuid
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,19 +13,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lengthwise.engines.client import EngineAnswer, EngineError, EngineUnreachableError
 from lengthwise.gateway.access_log import shortened
 from lengthwise.gateway.bodies import BODIES, check_elements
-from lengthwise.gateway.config import GatewayConfig, TenantConfig
-from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
-from lengthwise.gateway.errors import ApiError, error_format, from_engine
+from lengthwise.gateway.dispatch import GatewayEngine
+from lengthwise.gateway.endpoint import Endpoint, GatewayParts, outcome_of
+from lengthwise.gateway.errors import ApiError, from_engine
 from lengthwise.gateway.json_fields import edit_fields, edited
-from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
-from lengthwise.gateway.stored_responses import ResponseOwners
-from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, passed_headers, relay
-from lengthwise.gateway.tenants import lease_of
+from lengthwise.gateway.model_names import MODEL_HEADER
+from lengthwise.gateway.streaming import Caller, Measure, passed_headers, relay
+from lengthwise.gateway.tenants import Lease
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Scope
 
-    from lengthwise.gateway.metrics import Metrics, Outcome
+    from lengthwise.gateway.metrics import Outcome
 
 BARE_PATHS: Final = ("/pooling", "/classify", "/score", "/rerank", "/tokenize", "/detokenize")
 """Paths of vLLM outside /v1 that clients use."""
@@ -67,67 +64,33 @@ class _Model(NamedTuple):
         return raw[:start] + name.encode() + raw[end:]
 
 
-class Forwarding:
+class Forwarding(Endpoint):
     """The ASGI application of the forwarded paths.
 
     A request is sent to the engine with the fewest forwarded requests that serves its model. One without a model
     (`GET /v1/responses/{id}`) goes to the engine that holds the answer, else to each in turn until one has it.
     """
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        budget: BodyBudget,
-        names: ModelNames,
-        owners: ResponseOwners,
-    ) -> None:
-        self._config = config
-        self._dispatcher = dispatcher
-        self._metrics = metrics
-        self._budget = budget
-        self._names = names
-        self._owners = owners
+    def __init__(self, parts: GatewayParts) -> None:
+        super().__init__(parts, _ENDPOINT)
         self._running: Counter[int] = Counter()
 
-    def use(self, config: GatewayConfig) -> None:
-        """Use these settings for requests from now on."""
-        self._config = config
+    def _check(self, scope: Scope) -> None:
+        method, path = scope["method"], scope["path"]
+        if not _PATH.fullmatch(path) or path in _CLOSED:
+            raise ApiError(404, f"{method} {path[:100]}: there is no such path here", code="not_found")
+        of_models = path == _MODELS or path.startswith(f"{_MODELS}/")  # reading is served by the gateway itself
+        if method not in _METHODS or path in BODIES or of_models:
+            allowed = {"allow": "POST" if path in BODIES else "GET" if of_models else ", ".join(sorted(_METHODS))}
+            message = f"{method} {path[:100]}: this path does not take that method"
+            raise ApiError(405, message, code="method_not_allowed", headers=allowed)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward one request and count its outcome."""
-        self._metrics.receive()
-        began = self._dispatcher.clock()
-        lease = lease_of(scope)
-        caller = Caller(scope, receive, send, lease)
-        caller.error_format = error_format(scope["path"])
-        request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
-        outcome: Outcome = "bug"
-        try:
-            _check(scope["method"], scope["path"])
-            raw = await caller.body(min(self._config.max_body_bytes, self._config.max_held_bytes), self._budget)
-            with caller.present():
-                outcome = await self._forward(scope["method"], scope["path"], raw, caller, lease.tenant, request_id)
-        except ApiError as error:
-            outcome = error.outcome
-            await caller.fail(error, request_id)
-        except ClientGoneError:
-            outcome = "cancelled"
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            await caller.end_with(ApiError(503, "the gateway is shutting down", code="shutting_down"), request_id)
-        finally:
-            self._budget.free += caller.held_bytes
-            caller.log(outcome=outcome)
-            self._metrics.ended(_ENDPOINT, outcome)
-            self._metrics.request_seconds.labels(_ENDPOINT).observe(self._dispatcher.clock() - began)
-
-    async def _forward(
-        self, method: str, path: str, raw: bytes, caller: Caller, tenant: TenantConfig, request_id: bytes
+    async def _serve(
+        self, scope: Scope, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float
     ) -> Outcome:
+        method, path, tenant, names = scope["method"], scope["path"], lease.tenant, self._parts.names
         asked = _model_of(raw, caller.headers.get(b"content-type", b""))
-        model = self._names.resolve(asked.name)
+        model = names.resolve(asked.name)
         if model is not None and model != asked.name:
             raw = await edited(raw, lambda raw: asked.renamed(raw, model))
             caller.extra_headers.append((MODEL_HEADER, model.encode()))
@@ -165,7 +128,7 @@ class Forwarding:
     def _engines(self, path: str, model: str | None, tenant: str, *, needs_model: bool) -> Sequence[GatewayEngine]:
         """Return the engines to try, in order."""
         if path.startswith(_STORED):
-            owner = self._owners.find(path.removeprefix(_STORED).partition("/")[0], tenant)
+            owner = self._parts.owners.find(path.removeprefix(_STORED).partition("/")[0], tenant)
             if owner is not None and owner.up:
                 return [owner]
         engines = [engine for engine in self._dispatcher.engines if engine.serves(model) and not engine.leaving]
@@ -179,16 +142,6 @@ class Forwarding:
         if not up:
             raise ApiError(503, "no engine is up", code="no_engine")
         return sorted(up, key=lambda e: (e.breaker == "open", self._running[e.number], e.in_flight))
-
-
-def _check(method: str, path: str) -> None:
-    if not _PATH.fullmatch(path) or path in _CLOSED:
-        raise ApiError(404, f"{method} {path[:100]}: there is no such path here", code="not_found")
-    of_models = path == _MODELS or path.startswith(f"{_MODELS}/")  # reading is served by the gateway itself
-    if method not in _METHODS or path in BODIES or of_models:
-        allowed = {"allow": "POST" if path in BODIES else "GET" if of_models else ", ".join(sorted(_METHODS))}
-        message = f"{method} {path[:100]}: this path does not take that method"
-        raise ApiError(405, message, code="method_not_allowed", headers=allowed)
 
 
 def _model_of(raw: bytes, content_type: bytes) -> _Model:
@@ -226,6 +179,4 @@ async def _pass(answer: EngineAnswer, caller: Caller, request_id: bytes) -> Outc
         while data := await answer.chunk():
             await caller.write(data)
         await caller.write(b"", last=True)
-    if answer.status < 400:
-        return "ok"
-    return "client_error" if answer.status < 500 else "engine_error"
+    return outcome_of(answer.status)

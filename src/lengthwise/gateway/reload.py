@@ -27,9 +27,8 @@ from lengthwise.predictors.subprocess_predictor import SubprocessError, Subproce
 
 if TYPE_CHECKING:
     from lengthwise.gateway.config import EngineConfig, GatewayConfig
-    from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
-    from lengthwise.gateway.fleet import EngineFleet
-    from lengthwise.gateway.model_names import ModelNames
+    from lengthwise.gateway.dispatch import GatewayEngine
+    from lengthwise.gateway.endpoint import GatewayParts
     from lengthwise.gateway.tenants import Tenants
     from lengthwise.predictors.service import PredictionService
 
@@ -55,7 +54,7 @@ class EarlyHangup:
 
 
 class UsesConfig(Protocol):
-    """A part of the gateway that reads its settings at each request."""
+    """A part of the gateway that acts when its settings change."""
 
     def use(self, config: GatewayConfig) -> None:
         """Use these settings from now on."""
@@ -64,16 +63,12 @@ class UsesConfig(Protocol):
 class Reloader:
     """Changes the configuration of a running gateway."""
 
-    def __init__(
-        self, config: GatewayConfig, tenants: Tenants, dispatcher: Dispatcher, fleet: EngineFleet, names: ModelNames
-    ) -> None:
-        self._config = config
+    def __init__(self, parts: GatewayParts, tenants: Tenants) -> None:
+        self._parts = parts
         self._tenants = tenants
-        self._dispatcher = dispatcher
-        self._fleet = fleet
-        self._names = names
+        self._dispatcher = parts.dispatcher
         self._changing = asyncio.Lock()
-        self.users: list[UsesConfig] = [fleet]
+        self.users: list[UsesConfig] = [parts.fleet]
 
     @asynccontextmanager
     async def on_signal(self, load: Callable[[], GatewayConfig] | None) -> AsyncIterator[None]:
@@ -110,19 +105,19 @@ class Reloader:
                 _log.exception("the configuration could not be changed")
 
     async def _use(self, config: GatewayConfig) -> None:
-        old = self._config
+        old = self._parts.config
         changed = {name for name in type(config).model_fields if getattr(config, name) != getattr(old, name)}
         if kept := sorted(changed - RELOADED):
             _log.warning("these settings change with a restart only: %s", ", ".join(kept))
         config = config.model_copy(update={name: getattr(old, name) for name in kept})
         self._tenants.use(config)
-        self._config = config
+        self._parts.config = config
         for user in self.users:
             try:
                 user.use(config)
             except InputError as error:  # of the certificate or the access log, which then stay open as they were
                 _log.error("%s", error)
-        self._names.use(config.models)
+        self._parts.names.use(config.models)
         self._dispatcher.max_waiting = config.max_waiting
         self._dispatcher.admission_quantile = config.admission_quantile
         if {"policy", "keys"} & changed:  # else a policy that was set at run time stays
@@ -142,14 +137,14 @@ class Reloader:
             if slots != engine.slots:
                 self._dispatcher.set_slots(engine, slots)
         joined = await asyncio.gather(
-            *(self._fleet.add(wanted[url], replacing=replaced) for url, replaced in joining.items()),
+            *(self._parts.fleet.add(wanted[url], replacing=replaced) for url, replaced in joining.items()),
             return_exceptions=True,
         )
         for url, result in zip(joining, joined, strict=True):
             if isinstance(result, BaseException):
                 _log.error("engine %s does not join: %s", url, result)
         for name in leaving - set(joining.values()):
-            self._fleet.remove(name)
+            self._parts.fleet.remove(name)
 
 
 def _joining(

@@ -1,0 +1,110 @@
+"""What the endpoints of a gateway share: its parts, and how a request is received, fails and is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lengthwise.gateway.errors import ApiError, error_format
+from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError
+from lengthwise.gateway.tenants import Lease, lease_of
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from lengthwise.gateway.completions import Call
+    from lengthwise.gateway.config import GatewayConfig
+    from lengthwise.gateway.dispatch import Dispatcher
+    from lengthwise.gateway.fleet import EngineFleet
+    from lengthwise.gateway.metrics import Metrics, Outcome
+    from lengthwise.gateway.model_names import ModelNames
+    from lengthwise.gateway.recent_requests import RecentRequests
+    from lengthwise.gateway.retries import Retries
+    from lengthwise.gateway.stored_responses import ResponseOwners
+    from lengthwise.gateway.tracing import Tracing
+    from lengthwise.gateway.traffic_log import TrafficLog
+    from lengthwise.gateway.worker_exchange import WorkerExchange
+    from lengthwise.predictors.service import PredictionService
+
+
+@dataclass(eq=False)
+class GatewayParts:
+    """The parts of one gateway."""
+
+    config: GatewayConfig
+    """The settings for requests from now on; a reload replaces them."""
+    dispatcher: Dispatcher
+    predictions: PredictionService
+    metrics: Metrics
+    budget: BodyBudget
+    names: ModelNames
+    owners: ResponseOwners
+    retries: Retries
+    recent: RecentRequests
+    fleet: EngineFleet
+    exchange: WorkerExchange
+    traffic: TrafficLog | None
+    tracing: Tracing | None
+    calls: dict[str, Call] = field(default_factory=dict)
+    """The open ones, by the id of the job."""
+
+
+class Endpoint:
+    """An ASGI application that serves requests of tenants; `label` names it in metrics."""
+
+    def __init__(self, parts: GatewayParts, label: str) -> None:
+        self._parts = parts
+        self._dispatcher = parts.dispatcher
+        self._metrics = parts.metrics
+        self._label = label
+        self._whole = parts.metrics.request_seconds.labels(label)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request and count its outcome."""
+        self._metrics.receive()
+        began = self._dispatcher.clock()
+        lease = lease_of(scope)
+        caller = Caller(scope, receive, send, lease)
+        caller.error_format = error_format(scope["path"])
+        request_id = caller.headers.get(b"x-request-id") or os.urandom(16).hex().encode()
+        config, budget = self._parts.config, self._parts.budget
+        outcome: Outcome = "bug"
+        try:
+            self._check(scope)
+            raw = await caller.body(min(config.max_body_bytes, config.max_held_bytes), budget)
+            with caller.present():
+                outcome = await self._serve(scope, raw, caller, lease, request_id, began)
+        except ApiError as error:
+            outcome = error.outcome
+            await caller.fail(error, request_id)
+        except ClientGoneError:
+            outcome = "cancelled"
+        except asyncio.CancelledError:  # the gateway stops, and the time to finish is over
+            outcome = "cancelled"
+            await caller.end_with(ApiError(503, "the gateway is shutting down", code="shutting_down"), request_id)
+        except Exception:  # the server logs it
+            message = f"{scope['method']} {scope['path']}: the gateway failed"
+            await caller.end_with(ApiError(500, message, code="bug"), request_id)
+            raise
+        finally:
+            budget.free += caller.held_bytes
+            caller.log(outcome=outcome)
+            self._metrics.ended(self._label, outcome)
+            self._whole.observe(self._dispatcher.clock() - began)
+
+    def _check(self, scope: Scope) -> None:
+        """Raise ApiError if the path or the method is not served."""
+
+    async def _serve(
+        self, scope: Scope, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float
+    ) -> Outcome:
+        raise NotImplementedError
+
+
+def outcome_of(status: int) -> Outcome:
+    """Return the outcome of a request that an engine has answered with this status."""
+    if status < 400:
+        return "ok"
+    return "client_error" if status < 500 else "engine_error"
