@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.engine_priority import SPREAD_S, EnginePriority
+from lengthwise.gateway.dispatch import SPREAD_S, EnginePriority
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import body, gateway, hinted, post, until
 

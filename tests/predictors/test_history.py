@@ -12,7 +12,7 @@ from scipy import integrate, special
 
 from lengthwise.lengths import LogT, fit_logt, wide_prior
 from lengthwise.predictors import LengthPredictor, PredictionInput
-from lengthwise.predictors.history import MOST_LLMS, Hint, History, Tracker, beyond
+from lengthwise.predictors.history import MOST_LLMS, History, Tracker, beyond
 
 NU = 3.5
 
@@ -130,12 +130,3 @@ def test_stationary_values_raise_no_alarm() -> None:
         tracker.observe(float(y))
     assert tracker.alarms == 0
     assert tracker.seen == 10_000
-
-
-def test_a_hint_overrides_the_history() -> None:
-    assert isinstance(Hint(History()), LengthPredictor)
-    predictions = Hint(History()).predict(
-        [PredictionInput("x", "m", hint=100), PredictionInput("x", "m"), PredictionInput("x", "m", hint=0)]
-    )
-    assert predictions.quantile(0.5) == pytest.approx([100, 350, 1])
-    assert predictions.sigma.tolist() == [0.25, 1.0, 0.25]

@@ -11,7 +11,7 @@ import pytest
 from lengthwise import specs
 from lengthwise.errors import InputError
 from lengthwise.predictors import LengthPredictor, PredictionInput
-from lengthwise.predictors.history import Hint, History
+from lengthwise.predictors.history import History
 from lengthwise.predictors.model_file import write_model_file
 from lengthwise.predictors.resolve import (
     PredictorSpec,
@@ -47,7 +47,7 @@ def test_specs_are_parsed() -> None:
     [
         ("oracl", "did you mean oracle"),
         ("fst", "did you mean fast"),
-        ("", "known are oracle, none, history, hint, constant, constant-corpus, memory, noisy:TAU"),
+        ("", "known are oracle, none, history, constant, constant-corpus, memory, noisy:TAU"),
         ("", "there is no predictor ''"),
         ("noisy", "does not state the noise"),
         ("noisy:", "does not state the noise"),
@@ -102,12 +102,11 @@ def test_prompts_and_llms_must_have_the_same_number() -> None:
 
 
 def test_every_name_that_predicts_from_a_request_resolves_to_a_predictor() -> None:
-    request = [PredictionInput("Say 7", "m", hint=5)]
-    for name, kind in (("history", History), ("hint", Hint), (PLUGIN, LengthPredictor), ("fast", LengthPredictor)):
+    request = [PredictionInput("Say 7", "m")]
+    for name, kind in (("history", History), (PLUGIN, LengthPredictor), ("fast", LengthPredictor)):
         predictor = resolve_predictor(name)
         assert isinstance(predictor, kind)
         assert len(predictor.predict(request)) == 1
-    assert resolve_predictor("hint").predict(request).quantile(0.5)[0] == pytest.approx(5)
     history = History()
     assert resolve_predictor(history) is history
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -79,16 +79,7 @@ def shadow(
         run_shadow(base, sock, path, predictor=known, stream_usage=stream_usage, on_ready=lambda: typer.echo(ready))
     typer.echo(f"log: {path}")
     try:
-        with late_bar("reading the log") as bar:
-            found = study_shadow(
-                read_log(path),
-                str(path),
-                engine=engine,
-                policies=policies,
-                max_num_seqs=max_num_seqs,
-                on_progress=bar,
-            )
-        show(shadow_document(found), as_json=False)
+        _estimate(path, engine=engine, policies=policies, max_num_seqs=max_num_seqs)
     except InputError as error:  # too little traffic is not an error here: the log is written
         typer.echo(str(error))
 
@@ -109,16 +100,13 @@ def report(
     Example: `lengthwise shadow report shadow.jsonl --engine engine.yaml --policy lengthwise,sjf`
     """
     need_folder(page, "--report", ".html")
+    limits = {"max_num_batched_tokens": max_batched_tokens, "kv_tokens": kv_tokens, "max_num_seqs": max_num_seqs}
+    _estimate(log, page, as_json=as_json, engine=engine, policies=split_specs(policy), **limits)
+
+
+def _estimate(log: Path, page: Path | None = None, *, as_json: bool = False, **options: Any) -> None:  # noqa: ANN401
+    """Show what policies would have gained; `options` are those of `study_shadow`."""
     with late_bar("reading the log") as bar:
-        found = study_shadow(
-            read_log(log),
-            str(log),
-            engine=engine,
-            policies=split_specs(policy),
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_batched_tokens,
-            kv_tokens=kv_tokens,
-            on_progress=bar,
-        )
+        found = study_shadow(read_log(log), str(log), on_progress=bar, **options)
     origin = Origin.here(hardware=f"replay of {found.engine_url}, simulated on {this_machine()}")
     show(shadow_document(found, origin), page, as_json=as_json)

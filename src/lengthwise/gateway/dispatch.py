@@ -7,12 +7,13 @@ import logging
 import math
 import random
 import time
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from lengthwise.engines.client import EngineClient
-from lengthwise.gateway.engine_priority import EnginePriority
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution
 from lengthwise.policies import Fcfs, Job, Policy, PolicyQueue, TokenRate
@@ -35,6 +36,14 @@ _PAUSE_S: Final = 1.0  # after a 429 without Retry-After
 _MOST_PAUSE_S: Final = 10.0
 _MOST_DOUBLINGS: Final = 5  # of the time that a breaker is open
 _MOST_MODELS: Final = 1024  # whose groups are remembered: where engines list no models, clients choose the names
+
+
+RECENT: Final = 256
+"""Requests among which a request is ranked."""
+SPREAD_S: Final = 10.0
+"""Seconds between the first and the last rank: a request is overtaken by none that is sent later than that after it."""
+_PER_S: Final = 10  # steps of the number
+_CLASS: Final = 1 << 32  # of a request's own priority, which comes before the policy's order
 
 
 @dataclass(eq=False, slots=True)
@@ -164,6 +173,40 @@ class GatewayEngine:
         if self.foreign and self.memory is not None and gauges.kv_use is not None:
             held = sum(job.prompt_tokens for job in self.jobs.values()) + sum(self.generated(now))
             self.foreign_kv_tokens = max(0, int(gauges.kv_use * self.memory.kv_tokens) - held)
+
+
+class EnginePriority:
+    """Maps a policy's order to the one number that stock vLLM and SGLang order waiting requests by.
+
+    It does not change while a request waits in an engine.
+
+    number = 10 * (seconds since the first + 10 s * rank)       lower first
+    rank   = share of the last 256 requests sent that are before it in the policy's order, 0 to 1
+
+    The policy orders by (round, key) when a request is sent. A rank needs no unit, so any policy's key will do; under
+    an order of arrival every request is the last, and the numbers rise with time. Because they rise, no request waits
+    for ever: one of the last rank is before all that are sent 10 s later. A request's own `priority` comes first.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[int, float]] = deque()
+        self._sorted: list[tuple[int, float]] = []
+        self._first_s: float | None = None
+
+    def number(self, order: tuple[int, float], priority: int, now: float) -> int:
+        """Return the number of a request that is sent now, lower first."""
+        if self._first_s is None:
+            self._first_s = now
+        rank = bisect_right(self._sorted, order) / len(self._sorted) if self._sorted else 1.0
+        self._remember(order)
+        return priority * _CLASS + round(_PER_S * (now - self._first_s + SPREAD_S * rank))
+
+    def _remember(self, order: tuple[int, float]) -> None:
+        self._recent.append(order)
+        insort(self._sorted, order)
+        if len(self._recent) > RECENT:
+            oldest = self._recent.popleft()
+            del self._sorted[bisect_left(self._sorted, oldest)]
 
 
 @dataclass(eq=False, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 
 if TYPE_CHECKING:
@@ -119,12 +119,15 @@ def _labelled(
 class _Counts:
     """A counter by labels. The gateway has one thread, so it needs no locks, which take most of the client's time."""
 
-    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self._counts: dict[tuple[str, ...], int] = {}
+        self._counts: dict[tuple[str, ...], int] = {} if labels else {(): 0}
 
     def increment(self, *values: str) -> None:
         self._counts[values] = self._counts.get(values, 0) + 1
+
+    def forget(self, first: str) -> None:
+        self._counts = {values: count for values, count in self._counts.items() if values[0] != first}
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
@@ -179,9 +182,9 @@ class Metrics:
         text = "Requests by the source of their prediction when sent; under load most should be from the predictor."
         self._predictions = _Counts("lengthwise_predictions", text, ["source"])
         text = "Failed calls of an engine: unreachable, broken, timeout, unfinished (a stream without [DONE])."
-        self.engine_failures = Counter("lengthwise_engine_failures", text, ["engine", "kind"], registry=registry)
+        self._engine_failures = _Counts("lengthwise_engine_failures", text, ["engine", "kind"])
         text = "Requests sent to an engine once more: after unreachable, broken or refused (429, 502, 503)."
-        self.retries = Counter("lengthwise_retries", text, ["reason"], registry=registry)
+        self.retries = _Counts("lengthwise_retries", text, ["reason"])
         text = "Time from a request's arrival to its slot on an engine."
         queued = _Durations("lengthwise_queue_seconds", text)
         self.queue_seconds = queued.labels()
@@ -189,11 +192,10 @@ class Metrics:
         self.first_byte_seconds = _Durations("lengthwise_time_to_first_byte_seconds", text, ["endpoint"])
         text = "Time from a request's arrival to the last byte of its answer, for every outcome."
         self.request_seconds = _Durations("lengthwise_request_seconds", text, ["endpoint"])
-        for own in (self._requests, self._predictions, queued, self.first_byte_seconds, self.request_seconds):
+        self.policy_changes = _Counts("lengthwise_policy_changes", "Policy changes at run time, by the admin API.")
+        counts = (self._requests, self._predictions, self._engine_failures, self.retries, self.policy_changes)
+        for own in (*counts, queued, self.first_byte_seconds, self.request_seconds):
             registry.register(own)
-        self.policy_changes = Counter(
-            "lengthwise_policy_changes", "Policy changes at run time, by the admin API.", registry=registry
-        )
 
     def ended(self, endpoint: str, outcome: Outcome) -> None:
         """Count a request at its end."""
@@ -213,22 +215,18 @@ class Metrics:
 
     def failed(self, engine: GatewayEngine, kind: str) -> None:
         """Count a failed call."""
-        self.engine_failures.labels(engine.name, kind).inc()
+        self._engine_failures.increment(engine.name, kind)
 
     def forget(self, engine: GatewayEngine) -> None:
         """Remove the counts of an engine that has left."""
-        for labels in list(self.engine_failures._metrics):  # noqa: SLF001  (the client has no list of labels)
-            if labels[0] == engine.name:
-                self.engine_failures.remove(*labels)
+        self._engine_failures.forget(engine.name)
 
     def families(self) -> Iterator[tuple[str, str, list[str], str]]:
         """Yield name, type, labels and text of each metric; needs a running event loop, as a scrape does."""
         for family in self._registry.collect():
-            labels = getattr(family, "_labelnames", None)
-            if labels is None:  # of the client's own counters
-                labels = self._registry._names_to_collectors[family.name]._labelnames  # type: ignore[attr-defined]  # noqa: SLF001
+            labels = list(family._labelnames)  # type: ignore[attr-defined]  # noqa: SLF001
             name = family.name + ("_total" if family.type == "counter" else "")
-            yield name, family.type, list(labels), family.documentation
+            yield name, family.type, labels, family.documentation
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

@@ -24,6 +24,7 @@ from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.resolve import predictor_label
 from lengthwise.predictors.service import QUICK
 from lengthwise.predictors.subprocess_predictor import SubprocessError, SubprocessPredictor
+from lengthwise.workloads.files import file_version
 
 if TYPE_CHECKING:
     from lengthwise.gateway.config import EngineConfig, GatewayConfig
@@ -168,8 +169,6 @@ def _identity(section: EngineConfig) -> tuple[object, ...]:
 
 _TRIALS: Final = tuple(PredictionInput(text, "llama-3.1-8B", 512) for text in ("", "Why is the sky blue?"))
 
-Version = tuple[int, int, int]
-
 
 class PredictorWatch:
     """Uses a model file whenever it changes. A file that cannot be used changes nothing; the log and /health say so."""
@@ -178,7 +177,7 @@ class PredictorWatch:
         """`in_use`: whether the file as it is now is the predictor in use."""
         self._path = path
         self._predictions = predictions
-        self._seen = _version(path) if in_use else None
+        self._seen = file_version(path) if in_use else None
         self._error: str | None = None
         self._since: float | None = None
 
@@ -195,7 +194,7 @@ class PredictorWatch:
 
     async def check(self) -> None:
         """Use the file if it has changed."""
-        version = _version(self._path)
+        version = file_version(self._path)
         if version is None or version == self._seen:
             return
         self._seen = version
@@ -205,20 +204,12 @@ class PredictorWatch:
             self._error = str(error)
             _log.error("the predictor stays %s; its new version is not used: %s", self._predictions.predictor, error)
             return
-        if _version(self._path) != version:  # replaced meanwhile: the next check takes the newer one
+        if file_version(self._path) != version:  # replaced meanwhile: the next check takes the newer one
             await asyncio.to_thread(process.close)
             return
         self._predictions.use(process, label)
         self._error, self._since = None, round(time.time(), 3)
         _log.warning("the predictor is %s from now on", label)
-
-
-def _version(path: Path) -> Version | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _started(path: Path) -> tuple[SubprocessPredictor, str]:

@@ -10,7 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -105,13 +105,7 @@ def run_gateway(
         signal.signal(signal.SIGHUP, EarlyHangup())
     if sock is None:
         sock = bind(config.host, config.port)
-    limits = ConnectionLimits(
-        max_header_bytes=config.max_header_bytes,
-        header_timeout_s=config.header_timeout_s,
-        body_timeout_s=config.body_timeout_s,
-        write_timeout_s=config.write_timeout_s,
-        max_connections=config.max_connections,
-    )
+    limits = ConnectionLimits(**{field.name: getattr(config, field.name) for field in fields(ConnectionLimits)})
     app, tls = create_app(config, load, on_engines), tls_context(config)
     if prepare is not None:
         prepare(app)

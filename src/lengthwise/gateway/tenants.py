@@ -22,6 +22,7 @@ from lengthwise.gateway.errors import ApiError, error_format
 from lengthwise.gateway.keys import key_hash, read_keys
 from lengthwise.policies import Policy, make_policy
 from lengthwise.policies.wrappers import Fair, Wrapper
+from lengthwise.workloads.files import Version, file_version
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -200,16 +201,16 @@ class Tenants:
         self._accounts: dict[str, Account] = {}
         self._by_hash: dict[bytes, Account] = {}
         self._weights: dict[str, float] = {}
-        self._signature: tuple[int, ...] | None = None
+        self._version: Version | None = None
         self.unauthorized = 0
         """Requests with a missing or unknown key."""
         self.use(config)
 
     def use(self, config: GatewayConfig) -> None:
         """Use a configuration and read its keys file; InputError if that is invalid, and nothing changes."""
-        signature = self._file_signature(config)
+        version = None if config.keys is None else file_version(config.keys)
         stored = () if config.keys is None else read_keys(config.keys).tenants
-        self._config, self._signature = config, signature
+        self._config, self._version = config, version
         now = self._clock()
         tenants = {tenant.name: config.tenants.get(tenant.name, tenant) for tenant in stored}
         tenants[DEFAULT_TENANT] = config.default_tenant
@@ -280,22 +281,14 @@ class Tenants:
         """Read the keys file again whenever it changes; an invalid one is logged, and the keys stay."""
         while True:
             await asyncio.sleep(interval_s)
-            signature = self._file_signature(self._config)
-            if signature != self._signature:
+            version = None if self._config.keys is None else file_version(self._config.keys)
+            if version != self._version:
                 try:
                     self.use(self._config)
                     _log.warning("%s is read again: %d keys", self._config.keys, len(self._by_hash))
                 except InputError as error:
-                    self._signature = signature
+                    self._version = version
                     _log.error("the keys stay as they were: %s", error)
-
-    @staticmethod
-    def _file_signature(config: GatewayConfig) -> tuple[int, ...] | None:
-        try:
-            found = None if config.keys is None else config.keys.stat()
-        except OSError:
-            return None
-        return None if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics by tenant."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,14 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP
 from lengthwise.predictors import scores
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput, Predictions, as_inputs, as_logt
-from lengthwise.predictors.corrections import CorrectedPredictor
+from lengthwise.predictors.corrections import CorrectedPredictor, Corrections
 from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.predictors.mixture import NAMES, Answers, Mixture, Tilt, fit_mixture, kinds, likeness
 from lengthwise.predictors.model_file import read_model_file, write_model_file
 from lengthwise.predictors.resolve import ADAPTED, LoadedPredictor, load_predictor, model_path
 
 Floats = NDArray[np.float64]
+Prompt = TypeVar("Prompt", str, int)
 
 LEAST: Final = 20
 """Minimum number of lengths."""
@@ -67,28 +68,20 @@ class Observed:
         origin: str,
     ) -> Observed:
         """Group answers by prompt; InputError if there are too few."""
-        by_text: dict[str, list[tuple[int, bool]]] = {}
         cut = [False] * len(lengths) if capped is None else capped
-        for text, length, was_cut in zip(texts, lengths, cut, strict=True):
-            by_text.setdefault(text, []).append((length, bool(was_cut)))
-        if len(lengths) < LEAST or len(by_text) < LEAST_PROMPTS:
+        prompts, table, present, censored = by_prompt(texts, lengths, cut)
+        if len(lengths) < LEAST or len(prompts) < LEAST_PROMPTS:
             raise InputError(
-                f"{len(lengths)} lengths of {len(by_text)} prompts are too few",
+                f"{len(lengths)} lengths of {len(prompts)} prompts are too few",
                 source=origin,
                 hint=(
                     f"give at least {LEAST} of {LEAST_PROMPTS} prompts; 50 to 500 lengths of as many prompts are "
                     "recommended"
                 ),
             )
-        most = max(len(answers) for answers in by_text.values())
-        table = np.zeros((len(by_text), most, 2))
-        present = np.zeros((len(by_text), most), bool)
-        for row, answers in enumerate(by_text.values()):
-            table[row, : len(answers)] = answers
-            present[row, : len(answers)] = True
-        if (table[..., 1] > 0).sum() > len(lengths) / 2:
+        if censored.sum() > len(lengths) / 2:
             raise InputError("most of the answers were cut off", source=origin, hint="collect them with a higher limit")
-        return cls(llm, tuple(by_text), table[..., 0], present, table[..., 1] > 0, origin)
+        return cls(llm, tuple(prompts), table, present, censored, origin)
 
     @property
     def caps(self) -> NDArray[np.float64]:
@@ -100,6 +93,20 @@ class Observed:
     def count(self) -> int:
         """Number of lengths."""
         return int(self.present.sum())
+
+
+def by_prompt(
+    prompts: Sequence[Prompt], lengths: Iterable[float], censored: Iterable[bool | None]
+) -> tuple[list[Prompt], Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Group answers by prompt: the distinct prompts, then lengths, present and censored, each (prompts, k)."""
+    answers: dict[Prompt, list[tuple[float, bool]]] = {}
+    for prompt, length, cut in zip(prompts, lengths, censored, strict=True):
+        answers.setdefault(prompt, []).append((length, bool(cut)))
+    table = np.full((len(answers), max(map(len, answers.values()), default=0), 2), np.nan)
+    for row, own in enumerate(answers.values()):
+        table[row, : len(own)] = own
+    present = np.isfinite(table[..., 0])
+    return list(answers), np.where(present, table[..., 0], 0.0), present, table[..., 1] > 0
 
 
 def read_observed(path: Path, llm: str | None = None) -> Observed:
@@ -325,10 +332,8 @@ def adapt_file(
 def _adapt_file(
     path: Path, observed: Observed, out: Path, progress: Callable[[str, float], None] | None
 ) -> AdaptReport:
-    file, loaded = read_model_file(path), load_predictor(path)
-    if isinstance(loaded, CorrectedPredictor):
-        loaded = loaded.base
-    base, adapted = (loaded.base, loaded.adapted) if isinstance(loaded, AdaptedPredictor) else (loaded, {})
+    file = read_model_file(path)
+    base, adapted, _ = taken_apart(load_predictor(path))
     llm = known_name(observed.llm, base.llms)
     mu, sigma, nu = predict_known_llms(base, llm, observed.texts, progress)
     answers = Answers(
@@ -363,6 +368,16 @@ def _adapt_file(
     parts = {**file.parts, ADAPTED: to_part({**adapted, llm: mixture}, base.llms)}
     write_model_file(out, card, parts)
     return report
+
+
+def taken_apart(loaded: LoadedPredictor) -> tuple[LoadedPredictor, Mapping[str, Mixture], Corrections]:
+    """Return the trained predictor of a model file, the LLMs that were added to it, and its corrections."""
+    corrections: Corrections = {}
+    if isinstance(loaded, CorrectedPredictor):
+        corrections = loaded.corrections
+        loaded = loaded.base
+    base, adapted = (loaded.base, loaded.adapted) if isinstance(loaded, AdaptedPredictor) else (loaded, {})
+    return base, adapted, corrections
 
 
 def known_name(name: str, known: tuple[str, ...]) -> str:

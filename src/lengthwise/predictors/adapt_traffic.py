@@ -22,15 +22,16 @@ from lengthwise.predictors import corrections as corrected_by
 from lengthwise.predictors.adapt import (
     LEAST,
     LEAST_PROMPTS,
-    AdaptedPredictor,
+    by_prompt,
     known_name,
     one_thread,
     predict_known_llms,
+    taken_apart,
     to_part,
 )
 from lengthwise.predictors.calibration import Adjustment
 from lengthwise.predictors.contract import PredictionInput, as_logt
-from lengthwise.predictors.corrections import CorrectedPredictor, corrected, fit_corrections
+from lengthwise.predictors.corrections import corrected, fit_corrections
 from lengthwise.predictors.mixture import Answers, Mixture, fit_mixture, kinds, likeness
 from lengthwise.predictors.model_file import read_model_file, write_model_file
 from lengthwise.predictors.prefix_memory import PrefixMemory
@@ -100,13 +101,8 @@ class _Adapting:
     def __init__(self, model: str | Path, traffic: LoggedTraffic, progress: Progress | None) -> None:
         self._path = model_path(model)
         self._name = predictor_label(self._path)
-        self._file, loaded = read_model_file(self._path), load_predictor(self._path)
-        self._loaded: LoadedPredictor = loaded
-        self._corrections = dict(loaded.corrections) if isinstance(loaded, CorrectedPredictor) else {}
-        inner = loaded.base if isinstance(loaded, CorrectedPredictor) else loaded
-        self._base, self._adapted = (
-            (inner.base, dict(inner.adapted)) if isinstance(inner, AdaptedPredictor) else (inner, {})
-        )
+        self._file, self._loaded = read_model_file(self._path), load_predictor(self._path)
+        self._base, self._adapted, self._corrections = taken_apart(self._loaded)
         self._traffic = traffic.take(traffic.known)
         self._progress = progress or (lambda _what, _done: None)
 
@@ -151,8 +147,11 @@ class _Adapting:
         like, kind = likeness(name, self._base.llms), kinds(chosen)
 
         def fit(used: Mask) -> Mixture:
-            numbers = [(place[texts[i]], i) for i in np.flatnonzero(used) if texts[i] in place]
-            return fit_mixture(_answers(rows, numbers, mu[:, :-1], sigma[:, :-1], kind, nu), like)
+            own = [i for i in np.flatnonzero(used) if texts[i] in place]
+            numbers = [place[texts[i]] for i in own]
+            asked, lengths, present, censored = by_prompt(numbers, rows.tokens[own], rows.censored[own])
+            known = mu[asked, :-1], sigma[asked, :-1], kind[asked]
+            return fit_mixture(Answers(*known, lengths, present, censored, nu), like)
 
         held = rows.take(~train & scorable(rows))
         before = self._predict(self._loaded, held)
@@ -207,21 +206,6 @@ def _training(rows: LoggedTraffic) -> NDArray[np.bool_]:
 
 def _corrections(rows: LoggedTraffic) -> dict[tuple[str, str | None], Adjustment]:
     return fit_corrections(rows.model.tolist(), rows.tenant.tolist(), rows.predicted, rows.tokens, rows.censored)
-
-
-def _answers(
-    rows: LoggedTraffic, numbers: list[tuple[int, int]], mu: Floats, sigma: Floats, kind: Floats, nu: float
-) -> Answers:
-    """Group rows by prompt: pairs of the prompt's number and the row's."""
-    by_prompt: dict[int, list[int]] = {}
-    for prompt, row in numbers:
-        by_prompt.setdefault(prompt, []).append(row)
-    prompts, most = np.array(list(by_prompt)), max(map(len, by_prompt.values()))
-    lengths, present, censored = np.zeros((len(prompts), most)), *(np.zeros((len(prompts), most), bool) for _ in "ab")
-    for place, own in enumerate(by_prompt.values()):
-        lengths[place, : len(own)], censored[place, : len(own)] = rows.tokens[own], rows.censored[own]
-        present[place, : len(own)] = True
-    return Answers(mu[prompts], sigma[prompts], kind[prompts], lengths, present, censored, nu)
 
 
 def save_memory(traffic: LoggedTraffic, folder: Path) -> Path | None:

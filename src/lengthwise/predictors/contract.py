@@ -26,15 +26,14 @@ class PredictionInput:
     """One rendering of a request, the same in training, gateway and engine.
 
     `text` holds system, history and last user turn in order, roles marked, tools named (see `render_chat`); a bare
-    prompt is one user turn. `hint` is the length that the client expects. The rest is for prefix memory: `blocks` are
-    the chained hashes of the prompt's blocks, and a template is a name that the client declares for its prompts.
+    prompt is one user turn. What follows `prompt_tokens` is for prefix memory: `blocks` are the chained hashes of the
+    prompt's blocks, and a template is a name that the client declares for its prompts.
     """
 
     text: str
     llm: str
     max_tokens: int | None = None
     prompt_tokens: int | None = None
-    hint: int | None = None
     blocks: Sequence[int] | NDArray[np.uint64] = field(default=(), compare=False)  # given by the text
     tenant: str | None = None
     template: str | None = None

@@ -1,4 +1,4 @@
-"""History: a running log-t of each LLM's past lengths, the fallback of every predictor; and client hints.
+"""History: a running log-t of each LLM's past lengths, the fallback of every predictor.
 
 Uses lengths and LLM names only. `calibration.OnlineCalibrated` uses the same running estimate for the errors of
 predictions.
@@ -16,10 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from lengthwise.lengths import TIE_NU, LogT, student, wide_prior
-from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, as_logt
-
-HINT_SIGMA: Final = 0.25
-"""Spread of the log length around a client's hint: half of the answers are within 20 %."""
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput
 
 MEMORY: Final = 150
 """Observations after which an observation has lost 63 % of its weight, without drift."""
@@ -184,27 +181,3 @@ class History:
         tracker = self.by_llm.get(llm) or Tracker.starting(self.pooled.location, self.pooled.scale, _PRIOR_WEIGHT)
         remember(self.by_llm, llm, tracker).observe(y, censored=censored)
         self.pooled.observe(y, censored=censored)
-
-
-@dataclass(frozen=True)
-class Hint:
-    """The length that the client expects (`nvext.agent_hints.osl`); without a hint, another predictor's prediction.
-
-    prediction = LogT(log(hint), 0.25, cap): right to about 20 %, and heavy-tailed, since clients can be far off.
-    """
-
-    otherwise: LengthPredictor
-
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
-        """Return one prediction for each input, in order."""
-        predictions = as_logt(self.otherwise.predict(inputs))
-        hints = np.array([math.nan if each.hint is None else max(1, each.hint) for each in inputs])
-        known = np.isfinite(hints)
-        return LogTPredictions.of(
-            np.where(known, np.log(np.where(known, hints, 1.0)), predictions.mu),
-            np.where(known, HINT_SIGMA, predictions.sigma),
-            predictions.cap,
-            nu=predictions.nu,
-            sample_mean=predictions.sample_mean,
-            sample_std=predictions.sample_std,
-        )

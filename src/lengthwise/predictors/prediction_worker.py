@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 from lengthwise.lengths import LengthDistribution, LogT
@@ -44,6 +44,9 @@ class Counts:
     cpu_s: float = 0.0
     age_s: float = 0.0
     """Sum over the answered of the seconds from request to prediction."""
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ my_model.lw                a model file (any name that ends in .lw or has a fold
 history                    the LLM's past lengths only
 memory, memory+fast        prefix memory: past lengths behind the same prefix, session or tenant, over `history` or
                            over another predictor
-hint                       the length that the client expects, else `fast`
 none                       no prediction: the wide prior
 constant, constant-corpus  one prediction per LLM (and corpus), fitted to other rows of the evaluated data set
 ask:URL                    ask the LLM behind an OpenAI-compatible server how long its answer will be
@@ -32,9 +31,7 @@ from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Pre
 from lengthwise.predictors.model_file import SUFFIX, ModelFile, read_model_file
 from lengthwise.specs import Spec, find, parse_spec, unknown_name
 
-Kind = Literal[
-    "oracle", "none", "noisy", "history", "hint", "constant", "constant-corpus", "ask", "memory", "model", "plugin"
-]
+Kind = Literal["oracle", "none", "noisy", "history", "constant", "constant-corpus", "ask", "memory", "model", "plugin"]
 Floats = NDArray[np.float64]
 
 MODELS: Final = Path(str(resources.files("lengthwise.predictors"))) / "models"
@@ -48,9 +45,9 @@ ADAPTED: Final = "adapted.json"
 CORRECTIONS: Final = "corrections.json"
 """The part that holds corrections by LLM and tenant, from `lengthwise adapt --from`."""
 
-_PLAIN: Final[tuple[Kind, ...]] = ("oracle", "none", "history", "hint", "constant", "constant-corpus")
+_PLAIN: Final[tuple[Kind, ...]] = ("oracle", "none", "history", "constant", "constant-corpus")
 _MEMORY: Final = "memory"
-_BELOW_MEMORY: Final = ("model", "hint", "ask", "plugin")
+_BELOW_MEMORY: Final = ("model", "ask", "plugin")
 _NEED_TRUTH: Final = ("oracle", "noisy")
 CONSTANTS: Final = ("constant", "constant-corpus")
 """Predictors that an evaluation fits to other rows of its data set."""
@@ -136,10 +133,10 @@ def resolve_predictor(predictor: str | Path | PredictorSpec | LengthPredictor) -
         from lengthwise.predictors.ask import AskPredictor
 
         return AskPredictor(str(spec.model))
-    if spec.kind in ("history", "hint"):
-        from lengthwise.predictors.history import Hint, History
+    if spec.kind == "history":
+        from lengthwise.predictors.history import History
 
-        return History() if spec.kind == "history" else Hint(load_predictor(DEFAULT_PREDICTOR))
+        return History()
     needs = "needs the true lengths" if spec.kind in _NEED_TRUTH else "predicts nothing"
     raise InputError(f"predictor '{spec.kind}' {needs}", hint="use it in a simulation, or give fast, default or a file")
 

@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -134,10 +135,8 @@ class PredictionService:
     @property
     def counts(self) -> Counts:
         """The counters so far: those of the host's thread and those of the worker."""
-        total = asdict(self._counts)
-        for worker, process in [*self._replaced, *([] if self._worker is None else [(self._worker, self._process)])]:
-            _add(total, worker.counts, process)
-        return Counts(**total)
+        running = [] if self._worker is None else [(self._worker, self._process)]
+        return sum(starmap(_counts, [*self._replaced, *running]), self._counts)
 
     @property
     def works(self) -> bool:
@@ -321,9 +320,7 @@ class PredictionService:
         """End the predictors that were replaced and have answered their questions."""
         for worker, process in [each for each in self._replaced if not each[0].open_questions]:
             self._replaced.remove((worker, process))
-            total = asdict(self._counts)
-            _add(total, worker.counts, process)
-            self._counts = Counts(**total)
+            self._counts += _counts(worker, process)
             threading.Thread(target=_stop, args=(worker, process), daemon=True).start()  # ending takes milliseconds
 
     def _with_memory(self, state: _Open, prediction: LengthDistribution, raw: LogT | None) -> LengthDistribution:
@@ -382,10 +379,8 @@ class PredictionService:
         return hangs
 
 
-def _add(total: dict[str, float], counts: Counts, process: SubprocessPredictor | None) -> None:
-    for name, value in asdict(counts).items():
-        total[name] += value
-    total["cpu_s"] += 0.0 if process is None else process.cpu_s
+def _counts(worker: Worker, process: SubprocessPredictor | None) -> Counts:
+    return worker.counts + Counts(cpu_s=0.0 if process is None else process.cpu_s)
 
 
 def _stop(worker: Worker, process: SubprocessPredictor | None) -> None:

@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lengthwise.reports.page import BASELINE_COLOUR, Document, Figure, Origin, axes, axis
-from lengthwise.reports.runs import NAMES, RATIOS, ReportedRun, figures, predictor_label, seconds, trace
+from lengthwise.reports.runs import COMPARED, NAMES, ReportedRun, figure_name, figures, predictor_label, seconds, trace
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator.grid import BASELINE, paired_ratio
 from lengthwise.simulator.metrics import TRUTH
-from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.planning import CapacitySearch, SeededPlan
 
 _LOWEST_SHARE = 0.5
@@ -131,9 +129,10 @@ class PlanReport:
         base = next((trial.outcome for plan, trial in trials if plan.policy == BASELINE), None)
         found = []
         for plan, trial in trials:
-            outcome, ratios = trial.outcome, {}
-            for name in RATIOS if base is not None else ():
-                ratios[name] = _ratio(outcome, base or outcome, name)
+            outcome = trial.outcome
+            ratios = (
+                {} if base is None else {figure_name(*what): paired_ratio(outcome, base, *what) for what in COMPARED}
+            )
             found.append(
                 ReportedRun(
                     plan.policy,
@@ -220,13 +219,6 @@ class PlanReport:
         return Document(
             title, [self.table()], known, self.verdict, lambda: [self.figure(), *figures(self.runs)], origin
         )
-
-
-def _ratio(ours: Outcome, base: Outcome, figure: str) -> Ratio:
-    if ours is base:
-        return Ratio(1.0, 1.0, 1.0)
-    measure, statistic = figure.rsplit("_", 1)
-    return paired_ratio(ours, base, f"{measure}_s", statistic)  # type: ignore[arg-type]
 
 
 def _range(shares: tuple[float, float, float] | None) -> str:

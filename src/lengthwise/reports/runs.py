@@ -23,11 +23,18 @@ from lengthwise.reports.page import (
     panel,
     ratio_axis,
 )
-from lengthwise.simulator.grid import BASELINE, USUAL_ROUTER
+from lengthwise.simulator.grid import BASELINE, USUAL_ROUTER, Measure, Statistic
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
 from lengthwise.simulator.paired import Ratio
 
 NAMES: Final = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "per_token_s": "per token"}
+COMPARED: Final[tuple[tuple[Measure, Statistic], ...]] = (
+    ("e2e_s", "mean"),
+    ("e2e_s", "p99"),
+    ("ttft_s", "mean"),
+    ("per_token_s", "mean"),
+)
+"""What runs are compared by."""
 RATIOS: Final = {"e2e_mean": "mean E2E", "e2e_p99": "p99 E2E", "ttft_mean": "mean TTFT", "per_token_mean": "per token"}
 LEAST_GAIN: Final = 0.03
 """Share of the baseline's mean E2E. A smaller gain is not worth a change."""
@@ -40,6 +47,11 @@ _MOST_ROWS: Final = 24
 def predictor_label(predictor: str | None) -> str:
     """A predictor's name, with a warning where predictions are the true lengths."""
     return f"{TRUTH} (TRUE LENGTHS)" if predictor == TRUTH else predictor or ""
+
+
+def figure_name(measure: str, statistic: str) -> str:
+    """Return the name of a statistic among a run's ratios: `e2e_mean` for the mean of `e2e_s`."""
+    return f"{measure.removesuffix('_s')}_{statistic}"
 
 
 def seconds(value: float) -> str:

@@ -8,7 +8,17 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from lengthwise.reports.page import Document, Origin
-from lengthwise.reports.runs import NAMES, ReportedRun, figures, multiple, pooled, predictor_label, seconds, verdict
+from lengthwise.reports.runs import (
+    NAMES,
+    ReportedRun,
+    figure_name,
+    figures,
+    multiple,
+    pooled,
+    predictor_label,
+    seconds,
+    verdict,
+)
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator.grid import (
     BASELINE,
@@ -311,9 +321,7 @@ def runs_of(grid: Grid) -> list[ReportedRun]:
             level=f"load {cell.level.load:.2f}" if math.isfinite(cell.level.load) else "all at once",
             load=cell.level.load if math.isfinite(cell.level.load) else math.nan,
             latency={measure: {name: cell.latency(measure, name) for name in STATISTICS} for measure in MEASURES},
-            over_fcfs={
-                f"{measure.removesuffix('_s')}_{name}": grid.ratio(cell, measure, name) for measure, name in COMPARED
-            },
+            over_fcfs={figure_name(*what): grid.ratio(cell, *what) for what in COMPARED},
             profile=pooled([outcome.summary.profile for outcome in cell.outcomes]),
         )
         for cell in grid.cells
@@ -337,10 +345,7 @@ def sweep_runs(rows: Sequence[Mapping[str, Any]]) -> list[ReportedRun]:
         latency: dict[str, dict[str, float]] = {
             name: {each: _mean(cell, name, each) for each in STATISTICS} for name in MEASURES
         }
-        ratios = {}
-        if base is not None:
-            for measure, name in COMPARED:
-                ratios[f"{measure.removesuffix('_s')}_{name}"] = _over(cell, base, measure, name)
+        ratios = {} if base is None else {figure_name(*what): _over(cell, base, *what) for what in COMPARED}
         level = f"load {load:.2f}" if load is not None else "its own arrivals" if rate is None else f"{rate:g}/s"
         number = math.nan if load is None and rate is None else float(load or rate)
         profile = pooled([LatencyProfile.read(row["profile"]) for row in cell])

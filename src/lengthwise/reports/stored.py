@@ -12,8 +12,10 @@ from typing import Any, Final
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Document, Figure, Origin
 from lengthwise.reports.runs import (
+    COMPARED,
     NAMES,
     ReportedRun,
+    figure_name,
     figures,
     latency_by_length,
     latency_over_time,
@@ -27,7 +29,6 @@ from lengthwise.reports.simulation import sweep_runs
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio, over_seeds
 
-_COMPARED: Final = (("e2e_s", "mean"), ("e2e_s", "p99"), ("ttft_s", "mean"), ("per_token_s", "mean"))
 _SETTING: Final = ("workload", "content_hash", "fleet", "seeds", "requests", "slo", "url", "model")
 
 
@@ -57,9 +58,9 @@ class StoredRuns:
         """Return the latencies of every run."""
         rows = []
         for run in self.runs:
-            figures = [seconds(run.latency.get(name, {}).get(each, math.nan)) for name, each in _COMPARED]
+            figures = [seconds(run.latency.get(name, {}).get(each, math.nan)) for name, each in COMPARED]
             rows.append([run.label, run.level, *figures, multiple(run.ratio("e2e_mean"), 2)])
-        columns = ["run", "level", *(f"{NAMES[name]} {each}" for name, each in _COMPARED), "E2E mean over fcfs"]
+        columns = ["run", "level", *(f"{NAMES[name]} {each}" for name, each in COMPARED), "E2E mean over fcfs"]
         return Table(self.name, columns, rows, keys=2)
 
     @property
@@ -156,14 +157,14 @@ class StoredComparison:
     def table(self) -> Table:
         """Return each run in both files and the ratio."""
         columns = ["run"]
-        for measure, statistic in _COMPARED:
+        for measure, statistic in COMPARED:
             columns += [f"{NAMES[measure]} {statistic}", "then", "ratio"]
         rows = []
         for pair in self.pairs:
             row = [pair.label]
-            for measure, statistic in _COMPARED:
+            for measure, statistic in COMPARED:
                 values = [run.latency.get(measure, {}).get(statistic, math.nan) for run in (pair.first, pair.second)]
-                row += [*map(seconds, values), multiple(pair.ratios[_figure(measure, statistic)], 2)]
+                row += [*map(seconds, values), multiple(pair.ratios[figure_name(measure, statistic)], 2)]
             rows.append(row)
         title = f"{self.first.name}, then {self.second.name}; a ratio below 1 is better"
         return Table(title, columns, rows, self.notes, together=3)
@@ -220,7 +221,7 @@ def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:
             StoredPair(
                 first.runs[one],
                 second.runs[other],
-                {_figure(*what): _ratio(first.runs[one], second.runs[other], seeds, *what) for what in _COMPARED},
+                {figure_name(*what): _ratio(first.runs[one], second.runs[other], seeds, *what) for what in COMPARED},
             )
         )
     return StoredComparison(first, second, tuple(pairs))
@@ -229,10 +230,6 @@ def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:
 def _number(content: Mapping[str, Any], name: str, field: str) -> float:
     found = content.get(name)
     return float(found.get(field) or 0.0) if isinstance(found, Mapping) else 0.0
-
-
-def _figure(measure: str, statistic: str) -> str:
-    return f"{measure.removesuffix('_s')}_{statistic}"
 
 
 def _ratio(

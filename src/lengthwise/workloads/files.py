@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # `lengthwise doctor` imports this module, and pyarrow is slo
     import pyarrow as pa
 
 VARIABLE = "LENGTHWISE_DATA"
+Version = tuple[int, int, int]
 
 
 def data_home() -> Path | None:
@@ -92,6 +93,15 @@ def read_parquet_table(path: str | Path) -> pa.Table:
 def stem(path: Path) -> str:
     """Return the file's name without its endings."""
     return path.name.removesuffix(".gz").rsplit(".", 1)[0]
+
+
+def file_version(path: Path) -> Version | None:
+    """Return what changes when a file is written or replaced; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from lengthwise.settings import invalid, read_yaml
+from lengthwise.settings import read_yaml, validated
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Weight = Annotated[float, Field(ge=0.0)]
@@ -150,7 +150,4 @@ def read_config(path: Path) -> TrainingConfig:
 
 def parse_config(tree: object, *, source: str | Path = "settings") -> TrainingConfig:
     """Check a tree of settings; raises InputError with the first invalid setting."""
-    try:
-        return TrainingConfig.model_validate(tree)
-    except ValidationError as error:
-        raise invalid(error, TrainingConfig, source=source) from None
+    return validated(TrainingConfig, tree, source=source)
