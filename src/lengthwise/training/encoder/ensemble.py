@@ -74,11 +74,6 @@ class Member:
     saw: NDArray[np.bool_]
 
 
-def average(members: Sequence[Member]) -> Array:
-    """Return the mean of the outputs, log sigma bounded."""
-    return np.asarray(np.mean([_bounded(member.outputs) for member in members], axis=0))
-
-
 def soft_targets(members: Sequence[Member], pack: Pack, *, oof: float = 0.5, disagreement: float = 1.0) -> Array:
     """Return targets (P, L, 4): locations are means, spreads are calibrated and widened where members disagree.
 

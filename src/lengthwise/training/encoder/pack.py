@@ -115,11 +115,6 @@ class Pack:
         return cls(**arrays, **plain)
 
 
-def is_castillo(corpus: str) -> bool:
-    """Whether a corpus is one of CASTILLO's, whose names begin with a capital letter."""
-    return corpus[:1].isupper()
-
-
 _PLAIN: Final = ("llms", "corpora", "pad_id", "mask_id")
 _LONGEST: Final = 15_000.0  # CASTILLO's limit
 

@@ -167,8 +167,6 @@ class Trainer:
     folder: Path | None = None
     deadline: float = math.inf
     """Stop at this time (time.monotonic); the learning rate decays so that it is near zero by then."""
-    half: bool = False
-    """bf16 on a CPU too: twice as fast where it has matrix units for it (AMX)."""
     progress: Progress = lambda _: None
     curves: list[dict[str, Any]] = field(default_factory=list)
 
@@ -246,7 +244,7 @@ class Trainer:
 
     def _autocast(self) -> Any:  # noqa: ANN401  (torch's types are not seen)
         kind = self.device.split(":")[0]
-        return torch.autocast(kind, torch.bfloat16, enabled=self.half or kind != "cpu")
+        return torch.autocast(kind, torch.bfloat16, enabled=kind != "cpu")
 
     def _loss(self, prompts: NDArray[np.int64]) -> Any:  # noqa: ANN401  (tensors are Any without torch's types)
         batch = self.tensors.batch(prompts)
