@@ -27,7 +27,7 @@ _CONNECTED = {"01", "08"}  # established, and closed by the client only
 
 @dataclass
 class Ledger:
-    """The requests that a test sends to one gateway, and how they end."""
+    """The requests that a test sends to one gateway, and their outcomes."""
 
     http: aiohttp.ClientSession
     url: str
@@ -76,7 +76,7 @@ class Ledger:
         assert not wrong, f"left behind: {wrong}"
 
     def _left(self, now: dict[str, float]) -> dict[str, float]:
-        """Return what is not as it was before the requests."""
+        """Return the figures that differ from those before the requests."""
         grown = {name: value - self.before.get(name, 0.0) for name, value in now.items()}
         ended = {name: value for name, value in grown.items() if name.startswith("lengthwise_requests_total{")}
         ok = sum(value for name, value in ended.items() if 'outcome="ok"' in name)
@@ -88,7 +88,7 @@ class Ledger:
             "waiting": now["lengthwise_requests_waiting"],
             "held bytes": now["lengthwise_held_bytes"],
             "tasks": max(0.0, grown["lengthwise_tasks"]),
-            "connections": max(0.0, connections(self.url) - 1.0),  # one is this check's own, or just closed
+            "connections": max(0.0, connections(self.url) - 1.0),  # one is of this check, or just closed
         }
         gauges = ("lengthwise_requests_running{", "lengthwise_engine_answers_open{")
         wrong |= {name: value for name, value in now.items() if name.startswith(gauges)}
@@ -97,7 +97,7 @@ class Ledger:
 
 @asynccontextmanager
 async def ledger(url: str) -> AsyncIterator[Ledger]:
-    """A ledger of requests over connections that are not reused."""
+    """Yield a ledger of requests over connections that are not reused."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as http:
         yield Ledger(http, url, await read_metrics(http, url))
 
@@ -116,7 +116,7 @@ def connections(url: str) -> int:
 
 
 def _end(response: aiohttp.ClientResponse, data: bytes) -> End:
-    """How an answer ended: answered, failed with an error that says so, or lost."""
+    """Return the outcome of an answer: answered, failed with an error, or lost."""
     if response.status != 200:
         return "failed" if data else "lost"
     if response.content_type != "text/event-stream":

@@ -1,4 +1,4 @@
-"""A page in headless Chromium, driven over its DevTools protocol: real keys, real layout, and what the console says."""
+"""A page in headless Chromium, driven over its DevTools protocol: keys, layout and console."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import aiohttp
 from tests.reports.browser import FLAGS, find_browser
 
 START_S = 60.0
-HOST_RULES = "--host-resolver-rules=MAP gateway.test 127.0.0.1"  # a name that is not this machine's own
+HOST_RULES = "--host-resolver-rules=MAP gateway.test 127.0.0.1"  # a host name that is not local
 
 
 class BrowserPage:
-    """One tab. `errors` has exceptions, console errors and failed loads; `urls` every address that was asked for."""
+    """One tab. `errors` has exceptions, console errors and failed loads; `urls` every requested address."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -74,7 +74,7 @@ class BrowserPage:
         return found["result"].get("value")
 
     async def until(self, script: str, timeout_s: float = 60.0) -> Any:
-        """Wait until a script is true, and return what it is."""
+        """Wait until a script is true, and return its value."""
         end = time.monotonic() + timeout_s
         while not (found := await self.evaluate(script)):
             assert time.monotonic() < end, f"{script} did not become true; errors: {self.errors}"
@@ -93,7 +93,7 @@ class BrowserPage:
         await self.send("Input.insertText", text=text)
 
     async def controls_without_name(self) -> list[str]:
-        """The roles of controls and pictures that a screen reader could not name."""
+        """Return the roles of controls and images without a name for screen readers."""
         await self.send("Accessibility.enable")
         nodes = (await self.send("Accessibility.getFullAXTree"))["nodes"]
         roles = {"button", "textbox", "checkbox", "combobox", "image", "img", "figure", "dialog", "list", "region"}
@@ -113,7 +113,7 @@ class BrowserPage:
 
 @contextlib.asynccontextmanager
 async def browser_page() -> AsyncIterator[BrowserPage]:
-    """A new browser with one empty page."""
+    """Start a browser with one empty page."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         flags = [flag for flag in FLAGS if not flag.startswith("--window-size")]
         command = [find_browser(), *flags, HOST_RULES, "--remote-debugging-port=0", f"--user-data-dir={folder}"]

@@ -1,8 +1,8 @@
-"""A real HTTP server that stands in for a GPU engine: it sleeps per token, and fails as it is told.
+"""A real HTTP server that stands in for a GPU engine: it sleeps per token, and fails in the mode that a test sets.
 
-`StandIn` runs it in a thread; `python -m tests.gateway.engine PORT [TOKEN_S]` in a process of its own, to be killed or
-measured. `RawEngine` answers with bytes of the test's choice and cuts the connection: faults that no decent
-server library lets one commit.
+`StandIn` runs it in a thread; `python -m tests.gateway.engine PORT [TOKEN_S]` in a process, to be killed or measured.
+`RawEngine` answers with bytes of the test's choice and closes the connection: faults that a server library does not
+allow.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ Mode = Literal["ok", "error", "unavailable", "busy", "refuse", "hang", "break"]
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return a free port."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
-def wait_for(what: Callable[[], object], timeout_s: float = 10.0) -> None:
-    """Return as soon as it is true."""
+def wait_for(done: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Return as soon as `done()` is true."""
     until = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < until, "it did not come about in time"
+    while not done():
+        assert time.monotonic() < until, "the condition did not become true in time"
         time.sleep(0.002)
 
 
 @contextmanager
 def served(app: Any, port: int = 0) -> Iterator[str]:
-    """The application on a loopback port, in a thread; yields its URL."""
+    """Serve the application on a loopback port, in a thread, and yield its URL."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", port))
@@ -69,13 +69,13 @@ def served(app: Any, port: int = 0) -> Iterator[str]:
 
 @dataclass
 class StandIn:
-    """An engine of which everything can be seen. Lengths come from `max_tokens`, or from `lengths` by user."""
+    """An engine that records its requests. The length of an answer is `max_tokens`, or that of `lengths` by user."""
 
     token_s: float = 0.0
     model: str = "stand-in"
     mode: Mode = "ok"
     gate: threading.Event = field(default_factory=threading.Event)
-    """Closed, no request gets its first token."""
+    """While it is closed, no request gets its first token."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     raw: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -87,33 +87,33 @@ class StandIn:
     lengths: dict[str, int] = field(default_factory=dict)
     most_at_once: int = 0
     metrics: str | None = None
-    """What it says of itself, if anything."""
+    """The text of /metrics, if any."""
     scrapes: int = 0
     owned_by: str | None = None
-    """The owner of its model, which tells what it is."""
+    """The owner of its model, by which its kind is recognised."""
     scheduler: dict[str, str] | None = None
-    """What it answers if asked for its scheduler."""
+    """Its answer to a request for its scheduler."""
     asked_kind: int = 0
     hang_after: int | None = None
     """Tokens of an answer after which it hangs."""
     hanging: int = 0
     retry_after: str | None = None
-    """The header of its refusals."""
+    """The retry-after header of its refusals."""
     others: list[tuple[str, str, bytes, dict[str, str]]] = field(default_factory=list)
     """Method, path, body and headers of requests to paths without tokens."""
     stored: set[str] = field(default_factory=set)
-    """Ids of the answers of /v1/responses that it keeps."""
+    """Ids of the answers of /v1/responses that it stores."""
 
     def __post_init__(self) -> None:
         self.gate.set()
 
     @property
     def running(self) -> int:
-        """Requests that have come and not ended."""
+        """Requests that have arrived and not ended."""
         return len(self.bodies) - self.finished - self.aborted
 
     def names(self) -> list[str]:
-        """What tests name their requests with, in the order they came."""
+        """The names of the requests, in order of arrival."""
         return [_name(body) for body in self.bodies]
 
     def app(self) -> Starlette:
@@ -206,7 +206,7 @@ class StandIn:
             for n, event in enumerate(each):
                 await self._token(n=n)
                 if self.mode == "break" and n == 2:
-                    raise ConnectionResetError("told to break")
+                    raise ConnectionResetError("break")
                 yield event
             for event in closing:
                 yield event
@@ -224,7 +224,7 @@ def _name(body: dict[str, Any]) -> str:
 
 
 class RawEngine:
-    """Answers /health well and anything else with the same bytes, then cuts the connection.
+    """Answers /health with 200 and anything else with the same bytes, then closes the connection.
 
     With `swallow`, it reads a second request on each connection before that, and does not answer it: a server that
     closes an idle connection just as it is reused.
@@ -234,7 +234,7 @@ class RawEngine:
         self.reply = reply
         self._swallow = swallow
         self.swallowed: list[bytes] = []
-        self.models: bytes | None = None  # what /v1/models says instead, if anything
+        self.models: bytes | None = None  # the answer to /v1/models, if it differs
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -255,22 +255,22 @@ class RawEngine:
             except OSError:
                 return
             with connection:
-                asked = _request(connection)
-                connection.sendall(self._reply_to(asked))
-                if self._swallow and asked.startswith(b"POST"):
+                request = _request(connection)
+                connection.sendall(self._reply_to(request))
+                if self._swallow and request.startswith(b"POST"):
                     self.swallowed.append(_request(connection))
 
-    def _reply_to(self, asked: bytes) -> bytes:
+    def _reply_to(self, request: bytes) -> bytes:
         head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-        if asked.startswith(b"GET /health"):
+        if request.startswith(b"GET /health"):
             return head % 0
-        if asked.startswith(b"GET /v1/models") and self.models is not None:
+        if request.startswith(b"GET /v1/models") and self.models is not None:
             return head % len(self.models) + self.models
         return self.reply
 
 
 def _request(connection: socket.socket) -> bytes:
-    """All of it: closing with something unread would reset the connection and lose the reply."""
+    """Read a whole request: closing with unread data would reset the connection and lose the reply."""
     data = b""
     while b"\r\n\r\n" not in data and (more := connection.recv(65536)):
         data += more

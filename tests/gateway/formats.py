@@ -13,7 +13,7 @@ _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
 
 def whole_answer(path: str, tokens: int, reason: str, model: str) -> dict[str, Any]:
-    """An answer in one piece; `reason` is that of chat completions: stop or length."""
+    """Return an answer in one piece; `reason` is that of chat completions: stop or length."""
     text = "x " * tokens
     if path == "/v1/responses":
         return _response(text, model, "incomplete" if reason == "length" else "completed", tokens)
@@ -25,15 +25,15 @@ def whole_answer(path: str, tokens: int, reason: str, model: str) -> dict[str, A
 
 
 def other_answer(path: str, model: str) -> dict[str, Any]:
-    """An answer of a path without tokens: embeddings, or the path itself."""
+    """Return the answer of a path without tokens: embeddings, or the path itself."""
     if path == "/v1/embeddings":
         data = [{"object": "embedding", "index": 0, "embedding": [0.5, -0.25]}]
         return {"object": "list", "data": data, "model": model, "usage": {"prompt_tokens": 2, "total_tokens": 2}}
-    return {"path": path, "model": model, "text": "heard"}
+    return {"path": path, "model": model, "text": "transcribed"}
 
 
 def stream_events(path: str, tokens: int, reason: str, model: str, *, usage: bool) -> Stream:
-    """The same as a stream."""
+    """Return the same answer as a stream."""
     if path == "/v1/responses":
         return _response_events(tokens, reason, model)
     if path == "/v1/messages":

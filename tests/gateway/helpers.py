@@ -1,4 +1,4 @@
-"""A gateway that is really served, and words for what tests ask of it."""
+"""A gateway served over HTTP, and the requests that tests send to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN = "/v1/completions"
 
 @contextmanager
 def gateway(*engines: str | dict[str, Any], **options: Any) -> Iterator[str]:
-    """A gateway before these engines; quick to notice and without a predictor or memory, unless told otherwise."""
+    """Serve a gateway before these engines: short intervals, no predictor and no memory unless given."""
     defaults = {"health_interval_s": 0.05, "hold_timeout_s": 5.0, "predictor": "none", "memory": "off"}
     config = GatewayConfig.model_validate({"engines": engines, **defaults, **options})
     with served(create_app(config)) as url:
@@ -40,15 +40,15 @@ async def post(http: aiohttp.ClientSession, url: str, data: dict[str, Any]) -> t
         return response.status, await response.json()
 
 
-async def until(what: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
+async def until(done: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
     end = time.monotonic() + timeout_s
-    while not await what():
-        assert time.monotonic() < end, "it did not come about in time"
+    while not await done():
+        assert time.monotonic() < end, "the condition did not become true in time"
         await asyncio.sleep(0.005)
 
 
 async def until_waiting(http: aiohttp.ClientSession, url: str, n: int) -> None:
-    """Until the gateway holds n requests."""
+    """Wait until n requests wait in the gateway."""
 
     async def holds() -> bool:
         async with http.get(url + "/health") as response:
@@ -57,17 +57,17 @@ async def until_waiting(http: aiohttp.ClientSession, url: str, n: int) -> None:
     await until(holds)
 
 
-async def until_true(what: Callable[[], bool]) -> None:
+async def until_true(done: Callable[[], bool]) -> None:
     async def true() -> bool:
-        return what()
+        return done()
 
     await until(true)
 
 
 async def metric(http: aiohttp.ClientSession, url: str, line: str) -> float:
-    """The value of one line of /metrics; 0 where it is not there."""
+    """Return the value of one line of /metrics; 0 if it is missing."""
     async with http.get(url + "/metrics") as response:
-        for told in (await response.text()).splitlines():
-            if told.startswith(line + " "):
-                return float(told.rsplit(" ", 1)[1])
+        for found in (await response.text()).splitlines():
+            if found.startswith(line + " "):
+                return float(found.rsplit(" ", 1)[1])
     return 0.0

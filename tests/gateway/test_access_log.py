@@ -29,7 +29,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-async def test_a_line_says_what_was_asked_where_it_ran_and_how_long_it_took(
+async def test_a_line_has_request_engine_lengths_and_times(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, file: Path
 ) -> None:
     engine.lengths["a"] = 5
@@ -75,9 +75,7 @@ async def test_prompts_answers_and_keys_are_in_no_line(
         assert hidden not in file.read_text()
 
 
-async def test_what_a_client_chooses_cannot_forge_a_line(
-    engine_url: str, http: aiohttp.ClientSession, file: Path
-) -> None:
+async def test_client_input_cannot_forge_a_line(engine_url: str, http: aiohttp.ClientSession, file: Path) -> None:
     forged = 'x\n{"status": 200}\r\u2028'
     with gateway(engine_url, access_log=str(file)) as url:
         await post(http, url, body(model=forged * 100))
@@ -90,14 +88,14 @@ async def test_what_a_client_chooses_cannot_forge_a_line(
     assert all(len(str(value)) <= 200 for line in written for value in line.values())
 
 
-async def test_a_client_that_leaves_has_a_line_without_a_status(
+async def test_a_cancelled_request_has_a_line_without_a_status(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, file: Path
 ) -> None:
     engine.gate.clear()
     with gateway(engine_url, access_log=str(file)) as url:
-        asked = asyncio.create_task(post(http, url, body()))
+        call = asyncio.create_task(post(http, url, body()))
         await until_true(lambda: engine.running == 1)
-        asked.cancel()
+        call.cancel()
         await until_true(lambda: file.exists() and bool(file.read_text()))
     (line,) = lines(file)
     assert (line["status"], line["outcome"], line["engine"]) == (None, "cancelled", "engine-0")
@@ -113,7 +111,7 @@ async def test_a_forwarded_request_has_a_line_with_its_engine(
     assert (line["status"], line["engine"], line["model"]) == (status, "engine-0", "stand-in")
 
 
-def test_a_moved_file_is_opened_again_at_a_reload(file: Path) -> None:
+def test_a_reload_reopens_a_moved_file(file: Path) -> None:
     scope = {"method": "GET", "path": "/", "type": "http"}
     with AccessLog(str(file)) as log:
         with log.record(scope):

@@ -1,4 +1,4 @@
-"""The gateway's own paths: predictions for a body, the queue in its order, and why a request is where it is."""
+"""The gateway's own paths: predict, queue and explain."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TURN = {"role": "user", "content": "about 300"}
         {"input": "about 300", "instructions": "be brief"},
     ],
 )
-async def test_predict_answers_with_the_distribution_for_a_body_of_any_api(
+async def test_predict_returns_the_distribution_for_a_body_of_any_api(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess, sent: dict[str, Any]
 ) -> None:
     with gateway(engine_url, policy="sjf", predictor="fast") as url:
@@ -83,7 +83,7 @@ async def test_predict_names_its_source_and_keeps_to_max_tokens(
         (b"x" * 1001, 413, "body_too_large"),
     ],
 )
-async def test_predict_refuses_what_is_no_body(
+async def test_predict_refuses_an_invalid_body(
     http: aiohttp.ClientSession, engine_url: str, sent: bytes, status: int, code: str
 ) -> None:
     with gateway(engine_url, max_body_bytes=1000) as url:
@@ -92,7 +92,7 @@ async def test_predict_refuses_what_is_no_body(
 
 
 async def held(http: aiohttp.ClientSession, url: str, engine: StandIn) -> asyncio.Task[Any]:
-    """Two requests wait behind one that runs, the second before the first by its length."""
+    """Make two requests wait behind a running one; the second is shorter."""
     engine.gate.clear()
 
     async def send(name: str, tokens: int) -> int:
@@ -147,7 +147,7 @@ async def test_explain_gives_the_key_and_the_terms_of_a_waiting_request(http: ai
         assert (await get(http, url, "explain/id/short"))[0] == 404
 
 
-async def test_explain_gives_the_engine_of_a_running_request_and_the_terms_of_its_router(
+async def test_explain_gives_the_engine_and_the_router_terms_of_a_running_request(
     http: aiohttp.ClientSession,
 ) -> None:
     engines = StandIn(), StandIn()
@@ -172,7 +172,7 @@ async def test_explain_gives_the_engine_of_a_running_request_and_the_terms_of_it
 
 
 @pytest.mark.parametrize("path", ["queue", "engines", "explain/one"])
-async def test_what_concerns_other_clients_is_for_this_machine_only(
+async def test_paths_that_show_other_clients_are_for_this_machine_only(
     http: aiohttp.ClientSession, engine_url: str, path: str
 ) -> None:
     with gateway(engine_url) as url:

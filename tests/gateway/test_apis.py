@@ -1,4 +1,4 @@
-"""/v1/responses and /v1/messages are predicted, held and ordered as chat completions are, each in its own format."""
+"""/v1/responses and /v1/messages are predicted and ordered like chat completions, each in its own format."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_body_and_answer_pass_byte_for_byte(
         assert json.loads(received) == whole_answer(path, 4, "length", "stand-in")
 
 
-async def test_the_four_paths_wait_in_one_queue_ordered_by_their_predictions(
+async def test_requests_of_all_apis_wait_in_one_queue_ordered_by_predictions(
     http: aiohttp.ClientSession, guess: Guess
 ) -> None:
     lengths = {RESPONSES: 700, CHAT: 400, MESSAGES: 20, PLAIN: 90}
@@ -151,7 +151,7 @@ async def test_errors_of_messages_have_the_format_of_anthropic(
     assert text in error["error"]["message"]
 
 
-async def test_a_full_queue_refuses_messages_as_overload_and_says_when_to_come_back(
+async def test_a_full_queue_refuses_messages_with_429_and_retry_after(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     engine.gate.clear()

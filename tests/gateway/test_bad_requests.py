@@ -1,4 +1,4 @@
-"""What a client does wrong is told in OpenAI's form, with the right status."""
+"""Bad requests get an error in OpenAI's format, with the right status."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[str]:
-    """One gateway for all that never gets past it: its engine must not be asked."""
+def gateway_url() -> Iterator[str]:
+    """One gateway for all bad requests; none of them reaches its engine."""
     engine = StandIn()
     with served(engine.app()) as engine_url, gateway(engine_url) as url:
         yield url
@@ -51,10 +51,10 @@ def door() -> Iterator[str]:
         ("POST", "/lengthwise/v1/policy", b"fcfs", 400, "policy"),
     ],
 )
-async def test_a_bad_request_is_told_what_is_wrong(
-    http: aiohttp.ClientSession, door: str, method: str, path: str, data: Any, status: int, param: Any
+async def test_a_bad_request_gets_an_error_that_names_the_parameter(
+    http: aiohttp.ClientSession, gateway_url: str, method: str, path: str, data: Any, status: int, param: Any
 ) -> None:
-    async with http.request(method, door + path, data=data) as response:
+    async with http.request(method, gateway_url + path, data=data) as response:
         assert response.status == status
         error = (await response.json())["error"]
         assert sorted(error) == ["code", "message", "param", "type"]
@@ -64,7 +64,7 @@ async def test_a_bad_request_is_told_what_is_wrong(
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_too_large_a_body_is_413(http: aiohttp.ClientSession, engine_url: str, chunked: bool) -> None:
+async def test_a_body_that_is_too_large_is_413(http: aiohttp.ClientSession, engine_url: str, chunked: bool) -> None:
     async def pieces() -> Any:
         for _ in range(20):
             yield b"x" * 100
@@ -75,7 +75,7 @@ async def test_too_large_a_body_is_413(http: aiohttp.ClientSession, engine_url: 
             assert (await response.json())["error"]["code"] == "body_too_large"
 
 
-async def test_a_full_queue_refuses_with_429_and_says_when_to_come_again(
+async def test_a_full_queue_refuses_with_429_and_retry_after(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     engine.gate.clear()
@@ -106,7 +106,7 @@ async def test_requests_that_arrive_at_once_do_not_exceed_the_limit_of_the_queue
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         ({"policy": "sjff"}, "did you mean sjf"),
         ({"engines": ("127.0.0.1:8000",)}, "is not the URL of an engine"),
@@ -118,8 +118,8 @@ async def test_requests_that_arrive_at_once_do_not_exceed_the_limit_of_the_queue
         ({"silence_timeout_s": 0}, "--silence-timeout"),
     ],
 )
-def test_a_bad_option_is_told_in_the_words_of_the_command_line(flags: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_an_invalid_setting_is_named_as_an_option_of_the_command_line(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         validated(GatewayConfig, **{"engines": ("http://127.0.0.1:8000",), **flags})
 
 

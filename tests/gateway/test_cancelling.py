@@ -1,4 +1,4 @@
-"""A client that goes away takes its request with it."""
+"""A request is cancelled when its client disconnects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def cancelled(http: aiohttp.ClientSession, url: str, n: int) -> None:
-    """Until the gateway has counted n requests as cancelled."""
+    """Wait until the gateway has counted n requests as cancelled."""
 
     async def counted() -> bool:
         line = 'lengthwise_requests_total{endpoint="/v1/completions",outcome="cancelled"}'
@@ -26,47 +26,47 @@ async def cancelled(http: aiohttp.ClientSession, url: str, n: int) -> None:
     await until(counted)
 
 
-async def give_up(task: asyncio.Task[object]) -> None:
+async def cancel(task: asyncio.Task[object]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def test_a_held_request_leaves_the_queue_and_never_reaches_an_engine(
+async def test_a_cancelled_waiting_request_leaves_the_queue_and_reaches_no_engine(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     engine.gate.clear()
     with gateway(engine_url, in_flight=1) as url:
         first = asyncio.create_task(post(http, url, body("first")))
         await until_true(lambda: engine.running == 1)
-        impatient = asyncio.create_task(post(http, url, hinted("impatient", 1)))
+        leaving = asyncio.create_task(post(http, url, hinted("leaving", 1)))
         await until_waiting(http, url, 1)
-        patient = asyncio.create_task(post(http, url, hinted("patient", 9)))
+        staying = asyncio.create_task(post(http, url, hinted("staying", 9)))
         await until_waiting(http, url, 2)
-        await give_up(impatient)
+        await cancel(leaving)
         await until_waiting(http, url, 1)
         engine.gate.set()
-        assert (await first)[0] == (await patient)[0] == 200
+        assert (await first)[0] == (await staying)[0] == 200
         await cancelled(http, url, 1)
-    assert engine.names() == ["first", "patient"]
+    assert engine.names() == ["first", "staying"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_running_request_is_aborted_on_the_engine_and_its_place_is_free(
+async def test_a_cancelled_running_request_is_aborted_in_the_engine_and_frees_its_slot(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, stream: bool
 ) -> None:
     engine.token_s = 0.01
     with gateway(engine_url, in_flight=1) as url:
         running = asyncio.create_task(post(http, url, body("gone", 100_000, stream=stream)))
         await until_true(lambda: engine.running == 1)
-        await give_up(running)
+        await cancel(running)
         await until_true(lambda: engine.aborted == 1)
         assert (await post(http, url, body("next", 1)))[0] == 200
         await cancelled(http, url, 1)
     assert (engine.finished, engine.aborted) == (1, 1)
 
 
-async def test_a_client_that_leaves_in_the_middle_of_a_stream_aborts_it(
+async def test_a_stream_whose_client_disconnects_is_aborted(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     engine.token_s = 0.01
@@ -79,7 +79,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream_aborts_it(
         assert await metric(http, url, 'lengthwise_requests_running{engine="engine-0"}') == 0
 
 
-async def test_many_who_come_and_go_leave_nothing_behind(
+async def test_many_cancelled_requests_leave_nothing_behind(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     engine.token_s = 0.002
@@ -95,5 +95,5 @@ async def test_many_who_come_and_go_leave_nothing_behind(
         await until_true(lambda: engine.running == 0)
         assert (await post(http, url, body("after")))[0] == 200
         assert await metric(http, url, 'lengthwise_requests_running{engine="engine-0"}') == 0
-    assert engine.most_at_once <= 6  # those that are being aborted still count at the engine; on a busy machine a few
+    assert engine.most_at_once <= 6  # requests that are being aborted still count in the engine
     assert len(set(engine.names())) == len(engine.names())

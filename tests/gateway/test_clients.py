@@ -1,4 +1,4 @@
-"""Clients as their authors publish them work against the gateway, with nothing but its URL changed."""
+"""Published clients work with the gateway by changing only their base URL."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SCRIPT = Path(__file__).with_name("openai_client.js")
 
 
 @pytest.fixture
-def door(engine: StandIn, engine_url: str) -> Iterator[str]:
+def gateway_url(engine: StandIn, engine_url: str) -> Iterator[str]:
     """A gateway with prediction and one alias."""
     with gateway(engine_url, predictor="fast", models={"stand-in": {"aliases": ["gpt-4o"]}}) as url:
         yield url
 
 
 @pytest.fixture
-def client(door: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=door + "/v1", api_key="sk-any", max_retries=0) as client:
+def client(gateway_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=gateway_url + "/v1", api_key="sk-any", max_retries=0) as client:
         yield client
 
 
@@ -38,7 +38,7 @@ def test_openai_chat_and_completions_whole_and_streamed(client: openai.OpenAI) -
     assert chat.usage is not None
     assert chat.usage.completion_tokens == 3
     chunks = list(client.chat.completions.create(model="gpt-4o", messages=TURNS, max_tokens=3, stream=True))
-    assert [chunk.choices[0].delta.content for chunk in chunks] == ["t0 ", "t1 ", "t2 "]  # and no event of usage
+    assert [chunk.choices[0].delta.content for chunk in chunks] == ["t0 ", "t1 ", "t2 "]  # and no usage event
     asked = client.chat.completions.create(
         model="gpt-4o", messages=TURNS, max_tokens=3, stream=True, stream_options={"include_usage": True}
     )
@@ -61,7 +61,7 @@ def test_openai_responses_whole_streamed_and_retrieved(client: openai.OpenAI, en
 
 def test_openai_embeddings_audio_and_models(client: openai.OpenAI, engine: StandIn) -> None:
     assert client.embeddings.create(model="gpt-4o", input="hello").data[0].embedding == [0.5, -0.25]
-    assert client.audio.transcriptions.create(model="gpt-4o", file=("a.wav", b"RIFF")).text == "heard"
+    assert client.audio.transcriptions.create(model="gpt-4o", file=("a.wav", b"RIFF")).text == "transcribed"
     speech = client.audio.speech.create(model="gpt-4o", voice="alloy", input="hello")
     assert speech.content == b"\x00\xffRIFF"
     assert [model.id for model in client.models.list()] == ["stand-in", "gpt-4o"]
@@ -97,38 +97,38 @@ def test_openai_retries_while_no_engine_is_up(engine: StandIn) -> None:
             assert client.chat.completions.create(model="stand-in", messages=TURNS, max_tokens=1).choices
 
 
-def test_anthropic_messages_whole_streamed_and_failing(door: str, engine: StandIn) -> None:
+def test_anthropic_messages_whole_streamed_and_failing(gateway_url: str, engine: StandIn) -> None:
     anthropic = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=door, api_key="sk-any", max_retries=0) as client:
-        asked: dict[str, Any] = {"model": "gpt-4o", "messages": TURNS, "max_tokens": 3, "system": "be brief"}
-        whole = client.messages.create(**asked)
+    with anthropic.Anthropic(base_url=gateway_url, api_key="sk-any", max_retries=0) as client:
+        request: dict[str, Any] = {"model": "gpt-4o", "messages": TURNS, "max_tokens": 3, "system": "be brief"}
+        whole = client.messages.create(**request)
         assert (whole.content[0].text, whole.stop_reason, whole.usage.output_tokens) == ("x x x ", "max_tokens", 3)
-        with client.messages.stream(**asked) as stream:
+        with client.messages.stream(**request) as stream:
             assert "".join(stream.text_stream) == "t0 t1 t2 "
             assert stream.get_final_message().usage.output_tokens == 3
         with pytest.raises(anthropic.NotFoundError, match="is not served here") as unknown:
-            client.messages.create(**{**asked, "model": "other"})
+            client.messages.create(**{**request, "model": "other"})
         assert unknown.value.body["error"]["type"] == "not_found_error"
         engine.mode = "break"
         with (
             pytest.raises(anthropic.APIStatusError, match="broke off"),
-            client.messages.stream(**{**asked, "max_tokens": 9}) as stream,
+            client.messages.stream(**{**request, "max_tokens": 9}) as stream,
         ):
             stream.until_done()
 
 
 @pytest.fixture
 def node() -> str:
-    """Node, where it finds the openai package (NODE_PATH)."""
+    """Node, if it finds the openai package (NODE_PATH)."""
     node = shutil.which("node")
     if node is None or subprocess.run([node, "-e", "require('openai')"], capture_output=True, check=False).returncode:
         pytest.skip("node does not find the package openai")
     return node
 
 
-def test_openai_for_javascript(door: str, engine: StandIn, node: str) -> None:
+def test_openai_for_javascript(gateway_url: str, engine: StandIn, node: str) -> None:
     engine.stored.add("resp_1")
-    run = subprocess.run([node, SCRIPT, door], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run([node, SCRIPT, gateway_url], capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == {
         "chat": "x x x ",

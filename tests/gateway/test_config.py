@@ -40,7 +40,7 @@ def test_sections_and_urls_may_be_mixed() -> None:
     ]
 
 
-def test_an_api_key_is_not_shown() -> None:
+def test_an_api_key_is_not_in_the_repr() -> None:
     assert "secret" not in repr(config(engines=[{"url": ENGINE, "api_key": "secret"}]))
 
 
@@ -53,14 +53,14 @@ def test_tenants_and_models_are_sections_by_name() -> None:
     assert read.models["m"].aliases == ()
 
 
-def test_clients_of_the_default_tenant_may_set_what_it_does_not() -> None:
+def test_the_default_tenant_may_declare_priority_and_length_unless_configured() -> None:
     assert config().default_tenant.may_set_priority
     strict = config(tenants={"default": {"may_set_priority": False}}).default_tenant
     assert (strict.may_set_priority, strict.may_declare_length) == (False, True)
 
 
 @pytest.mark.parametrize(
-    ("fields", "problem"),
+    ("fields", "message"),
     [
         ({"engines": [ENGINE, {"url": ENGINE + "/v1"}]}, "an engine is given twice"),
         ({"engines": [{"url": ENGINE, "name": "engine-1"}, "http://127.0.0.1:8001"]}, "two engines have the name"),
@@ -69,8 +69,8 @@ def test_clients_of_the_default_tenant_may_set_what_it_does_not() -> None:
         ({"tenants": {"": {}}}, "is not a name"),
     ],
 )
-def test_a_contradiction_is_refused(fields: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InputError, match=problem):
+def test_a_contradiction_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         config(**fields)
 
 
@@ -117,7 +117,7 @@ def test_the_example_file_shows_every_setting_at_its_default(tmp_path: Path, mon
     assert shown.engines[0].api_key.get_secret_value() == "secret"
 
 
-def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
+def test_overrides_replace_the_values_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(f"engines: [{ENGINE}]\nport: 1\npolicy: sjf\n")
     got = read(file, port=2, engines=["http://127.0.0.1:9"])
@@ -125,7 +125,7 @@ def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "message"),
     [
         ("engines: [nonsense]", "fleet.yaml, field 'engines.0.url': 'nonsense' is not the URL of an engine"),
         ("engines: [{name: a}]", "fleet.yaml, field 'engines.0.url': is missing"),
@@ -147,9 +147,9 @@ def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
         ("engines: []", "field 'engines': this value is not valid; Tuple should have at least 1 item"),
     ],
 )
-def test_an_error_in_a_file_names_the_file_and_the_field(text: str, problem: str, tmp_path: Path) -> None:
+def test_an_error_in_a_file_names_the_file_and_the_field(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(text)
-    with pytest.raises(InputError, match=re.escape(problem)) as caught:
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
         read(file)
     assert "s3cret" not in str(caught.value)

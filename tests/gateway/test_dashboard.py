@@ -1,4 +1,4 @@
-"""The dashboard: its files, its events and who may read them, and simulations of recent traffic."""
+"""The dashboard: its files, its events and their access rule, and simulations of recent traffic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMPT = "the secret words of a prompt"
 
 @asynccontextmanager
 async def watching(http: aiohttp.ClientSession, url: str, **headers: str) -> AsyncIterator[AsyncIterator[Any]]:
-    """The events of a dashboard, as (name, data)."""
+    """Yield the events of the dashboard as (name, data)."""
     async with http.get(f"{url}{BASE}/events", headers=headers) as response:
         assert response.status == 200, await response.text()
 
@@ -64,10 +64,10 @@ async def test_a_snapshot_has_the_queue_in_its_order_and_no_text(
 ) -> None:
     engine.gate.clear()
     with gateway(engine_url, policy="sjf", in_flight=1) as url:
-        asked = [asyncio.create_task(post(http, url, hinted("first", 5, prompt=PROMPT)))]
+        calls = [asyncio.create_task(post(http, url, hinted("first", 5, prompt=PROMPT)))]
         await until_waiting(http, url, 0)
         for name, tokens in (("long", 900), ("short", 20)):
-            asked.append(asyncio.create_task(post(http, url, hinted(name, tokens, prompt=PROMPT))))
+            calls.append(asyncio.create_task(post(http, url, hinted(name, tokens, prompt=PROMPT))))
         await until_waiting(http, url, 2)
         async with watching(http, url) as events:
             name, history = await anext(events)
@@ -80,15 +80,15 @@ async def test_a_snapshot_has_the_queue_in_its_order_and_no_text(
             assert snapshot["policies"][snapshot["policy"]] == "sjf"
             assert snapshot["engines"][0]["running"] == 1
             engine.gate.set()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*calls)
             finished: list[int] = []
             while len(finished) < 3:
                 _, snapshot = await anext(events)
                 finished += [row[7] for row in snapshot["finished"]]
             assert sorted(finished) == [5, 20, 900]
-            told = json.dumps([history, snapshot])
-            assert PROMPT not in told
-            assert engine_url.removeprefix("http://") not in told
+            text = json.dumps([history, snapshot])
+            assert PROMPT not in text
+            assert engine_url.removeprefix("http://") not in text
 
 
 async def test_events_have_the_access_rule_of_the_queue(
@@ -103,7 +103,7 @@ async def test_events_have_the_access_rule_of_the_queue(
                 assert response.status == status
 
 
-async def test_the_own_page_may_ask_and_other_pages_may_not(http: aiohttp.ClientSession, engine_url: str) -> None:
+async def test_requests_of_other_origins_are_refused(http: aiohttp.ClientSession, engine_url: str) -> None:
     with gateway(engine_url) as url:
         for headers, status in (
             ({"Origin": url}, 200),
@@ -116,7 +116,7 @@ async def test_the_own_page_may_ask_and_other_pages_may_not(http: aiohttp.Client
                 assert response.status == status, headers
 
 
-async def test_viewers_are_bounded_and_nothing_runs_without_them(
+async def test_viewers_are_bounded_and_no_task_runs_without_them(
     http: aiohttp.ClientSession, engine_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard, "MOST_VIEWERS", 1)
@@ -157,7 +157,7 @@ async def test_a_stopping_gateway_ends_the_streams_of_its_viewers(http: aiohttp.
         ([], 400, "invalid_value"),
     ],
 )
-async def test_what_if_refuses_what_it_cannot_simulate(
+async def test_what_if_refuses_an_invalid_question(
     http: aiohttp.ClientSession, engine_url: str, question: Any, status: int, code: str
 ) -> None:
     with gateway(engine_url) as url:
@@ -168,7 +168,7 @@ async def test_what_if_refuses_what_it_cannot_simulate(
 async def test_what_if_answers_in_ratios_from_the_recorded_traffic(
     http: aiohttp.ClientSession, engine_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dashboard, "_MOST_ANSWER_S", 300.0)  # of a busy machine
+    monkeypatch.setattr(dashboard, "_MOST_ANSWER_S", 300.0)  # the machine may be busy
     with gateway(engine_url) as url:
         for _ in range(3):
             await asyncio.gather(*(post(http, url, body(tokens=20)) for _ in range(20)))
@@ -177,12 +177,12 @@ async def test_what_if_answers_in_ratios_from_the_recorded_traffic(
             found = await response.json()
             assert response.status == 200, found
         assert found["now"]["requests"] == 60
-        asked = [(answer["policy"], answer["engines"]) for answer in found["answers"]]
-        assert asked == [("fcfs", 1), ("sjf", 1), ("fcfs", 2), ("sjf", 2)]
+        cases = [(answer["policy"], answer["engines"]) for answer in found["answers"]]
+        assert cases == [("fcfs", 1), ("sjf", 1), ("fcfs", 2), ("sjf", 2)]
         assert all(answer["words"].startswith("`") for answer in found["answers"])
 
 
-async def test_what_if_that_takes_too_long_is_ended(
+async def test_a_what_if_simulation_that_takes_too_long_is_ended(
     http: aiohttp.ClientSession, engine_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard, "_MOST_ANSWER_S", 0.01)

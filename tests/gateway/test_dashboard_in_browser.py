@@ -28,7 +28,7 @@ def engines() -> Iterator[list[str]]:
 
 @asynccontextmanager
 async def traffic(url: str, key: str | None = None, clients: int = 16) -> AsyncIterator[None]:
-    """Streams of different lengths, one after the other for each client."""
+    """Send streams of different lengths; each client sends one after the other."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     numbers = itertools.count()
 
@@ -55,18 +55,18 @@ async def traffic(url: str, key: str | None = None, clients: int = 16) -> AsyncI
 async def test_an_administrator_watches_switches_the_policy_and_asks_what_if(
     engines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dashboard, "_MOST_ANSWER_S", 300.0)  # of a busy machine
+    monkeypatch.setattr(dashboard, "_MOST_ANSWER_S", 300.0)  # the machine may be busy
     keys = tmp_path / "keys.json"
     admin, client = add_key(keys, "ops", {"admin": True}), add_key(keys, "chat", {})
     with gateway(*engines, keys=str(keys), in_flight=4, memory="on", policy="fcfs") as url:
-        remote = url.replace("127.0.0.1", "gateway.test")  # not this machine's name: a key is asked for
+        remote = url.replace("127.0.0.1", "gateway.test")  # not a local host name: a key is required
         async with traffic(url, client), browser_page() as page:
             await page.open(remote, width=1600, height=1000, scheme="dark")
             await page.until("document.querySelector('#key-dialog').open")
             await page.type(admin)
             await page.press("Enter")
             await page.until("document.querySelector('#status').className === 'live'")
-            refused = [error for error in page.errors if "401" not in error]  # the browser logs the first answer
+            refused = [error for error in page.errors if "401" not in error]  # the browser logs the 401
             assert refused == []
             page.errors.clear()
 

@@ -1,4 +1,4 @@
-"""The dashboard's state of several workers as one: sums, names and numbers."""
+"""The dashboard merges the states of several workers: sums, names and numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def state(*, tenants: list[str], ended: tuple[float, ...] = (), queue: int = 0, 
     return DashboardState(counts, rows)
 
 
-def test_counts_are_summed_and_names_have_the_same_number_whichever_worker_saw_them_first() -> None:
+def test_counts_are_summed_and_names_numbered_consistently_over_workers() -> None:
     tenants = Names()
     first = state(tenants=["a", "b"], ended=(1.0, 4.0), queue=2, kv=0.5)
     second = state(tenants=["b"], ended=(2.0,), queue=1, state="open")
@@ -47,7 +47,7 @@ def test_counts_are_summed_and_names_have_the_same_number_whichever_worker_saw_t
     assert [tenants.names[each[4]] for each in found.counts["queue"]] == ["a", "b", "a"]  # interleaved
 
 
-def test_requests_of_different_workers_keep_different_numbers_whichever_workers_answer() -> None:
+def test_requests_of_different_workers_have_different_stable_numbers() -> None:
     states = {number: state(tenants=["a"], ended=(1.0,), queue=2) for number in range(3)}
     names = Names(), Names()
     all_three = merged_state(states, 3, *names).counts["queue"]
@@ -56,7 +56,7 @@ def test_requests_of_different_workers_keep_different_numbers_whichever_workers_
     assert {each[0] for each in two} < {each[0] for each in all_three}
 
 
-def test_a_state_is_the_same_after_its_way_to_another_worker() -> None:
+def test_a_state_is_encoded_and_decoded_unchanged() -> None:
     sent = state(tenants=["a"], ended=(1.0, 2.0), queue=1)
     received = DashboardState.from_bytes(sent.to_bytes())
     assert received.counts == sent.counts

@@ -47,7 +47,7 @@ async def test_a_huge_hint_leaves_the_gateway_serving(
     ("limit", "hint", "expected"),
     [(None, 1e308, DEFAULT_CAP), (100, 1e6, 100), (1 << 31, 1e9, MAX_LENGTH), (100, 0, 1), (100, 7.5, 7.5)],
 )
-def test_a_hint_is_clamped_to_what_the_answer_may_have(limit: int | None, hint: float, expected: float) -> None:
+def test_a_hint_is_clamped_to_the_cap(limit: int | None, hint: float, expected: float) -> None:
     for fields in ({"nvext": {"agent_hints": {"osl": hint}}}, {"vllm_xargs": {"expected_tokens": hint}}):
         job = CompletionBody.model_validate({"max_tokens": limit, **fields}).job("a", 0.0, {})
         assert (job.expected, job.median) == pytest.approx((expected, expected))
@@ -57,7 +57,7 @@ def test_a_hint_is_clamped_to_what_the_answer_may_have(limit: int | None, hint: 
 @pytest.mark.parametrize("limit", [None, 1_000_000, 1 << 31])
 def test_one_huge_hint_does_not_remove_the_starvation_bound(limit: int | None) -> None:
     def pops(hint: float | None) -> int:
-        """Return how many jobs run before one of 1,500 tokens while jobs of 20 tokens arrive without end."""
+        """Return how many jobs run before one of 1,500 tokens while jobs of 20 tokens keep arriving."""
         queue = PolicyQueue(make_policy("lengthwise"), slots=64)
 
         def push(name: str, tokens: float, most: int | None = 2048) -> None:
@@ -112,7 +112,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize("policy", [*SPECS, "tests.policies.raising:RaisingSelect:after=1"])
-async def test_a_policy_that_raises_costs_no_request_and_no_slot(
+async def test_a_policy_that_raises_loses_no_request_and_no_slot(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR), gateway(engine_url, policy=policy, in_flight=1) as url:
@@ -137,7 +137,7 @@ class RaisingRouter(Alternate):
         raise ZeroDivisionError
 
 
-async def test_a_router_that_raises_costs_no_request_and_no_slot(
+async def test_a_router_that_raises_loses_no_request_and_no_slot(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines = [StandIn(), StandIn()]

@@ -1,4 +1,4 @@
-"""Whatever bytes an engine answers with reach the client unchanged: reading them for statistics changes nothing."""
+"""Any bytes of an engine's answer reach the client unchanged, though the gateway reads them for lengths."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ COUNTS = ["null", '"5"', "-3", "2.5", "true", "[]", '{"completion_tokens": 4}', 
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_delta_that_is_the_name_of_a_measured_field_passes(engine: RawEngine, url: str, word: str) -> None:
+def test_text_that_is_the_name_of_a_measured_field_passes(engine: RawEngine, url: str, word: str) -> None:
     choice = {"index": 0, "delta": {"content": word}}
     stream = data({"choices": [choice]}) + data({"choices": [choice], "usage": None}) + b"data: [DONE]\n\n"
     assert answer(engine, url, STREAM, stream) == (200, stream)
@@ -67,7 +67,7 @@ def test_a_delta_that_is_the_name_of_a_measured_field_passes(engine: RawEngine, 
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_a_count_that_is_no_number_of_tokens_passes(engine: RawEngine, url: str, count: str) -> None:
+def test_an_invalid_token_count_passes(engine: RawEngine, url: str, count: str) -> None:
     usage = f'"usage": {{"prompt_tokens": {count}, "completion_tokens": {count}}}'
     whole = f'{{"choices": [{{"finish_reason": "stop"}}], {usage}}}'.encode()
     assert answer(engine, url, ONE_PIECE, whole) == (200, whole)
@@ -75,7 +75,7 @@ def test_a_count_that_is_no_number_of_tokens_passes(engine: RawEngine, url: str,
     assert answer(engine, url, STREAM, stream) == (200, stream)
 
 
-def test_json_nested_without_end_passes(engine: RawEngine, url: str) -> None:
+def test_deeply_nested_json_passes(engine: RawEngine, url: str) -> None:
     deep = b'{"usage": ' + b"[" * 100_000
     assert answer(engine, url, ONE_PIECE, deep) == (200, deep)
     assert answer(engine, url, STREAM, b"data: " + deep) == (200, b"data: " + deep)
@@ -103,8 +103,8 @@ ANYTHING = st.lists(st.binary(max_size=8) | st.sampled_from(FRAGMENTS), max_size
 @settings(max_examples=150)
 @given(ANYTHING, st.sampled_from([ONE_PIECE, STREAM]))
 def test_any_bytes_pass_unchanged(engine: RawEngine, url: str, body: bytes, kind: bytes) -> None:
-    asked = {"stream_options": {"include_usage": True}}  # the client asks for usage: nothing is removed
-    assert answer(engine, url, kind, body, **asked) == (200, body)
+    options = {"stream_options": {"include_usage": True}}  # the client asks for usage: nothing is removed
+    assert answer(engine, url, kind, body, **options) == (200, body)
 
 
 @settings(max_examples=150)

@@ -31,7 +31,7 @@ def with_password(url: str) -> str:
 
 @asynccontextmanager
 async def answers(http: aiohttp.ClientSession, *engines: str) -> AsyncIterator[list[str]]:
-    """Every text that a gateway before `engines` answers with, collected while it serves a few requests."""
+    """Yield every text that a gateway before `engines` answers a few requests with."""
     with gateway(*map(with_password, engines), hold_timeout_s=0.1, silence_timeout_s=0.2) as url:
         texts: list[str] = []
         for path, sent in [(PLAIN, body()), (PLAIN, body(stream=True)), ("/v1/models", None), ("/none", None)]:
@@ -66,7 +66,7 @@ async def test_neither_credentials_nor_the_address_are_in_an_answer(
     assert fault != "unreachable" or f"engine-0 (http://127.0.0.1{port}) is down" in logged
 
 
-async def test_credentials_are_sent_to_the_engine_in_place_of_the_clients(
+async def test_credentials_of_the_url_replace_the_clients_authorization(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     with gateway(with_password(engine_url)) as url:

@@ -1,4 +1,4 @@
-"""What is sent to an engine depends on what it is, which is found by asking it or configured."""
+"""The fields sent to an engine depend on its kind, which is detected or configured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def kind_of(http: aiohttp.ClientSession, url: str) -> tuple[str, str | Non
         (StandIn(), "openai", "an OpenAI server"),
     ],
 )
-async def test_an_engine_is_asked_what_it_is(
+async def test_the_kind_of_an_engine_is_detected(
     http: aiohttp.ClientSession, engine: StandIn, kind: str, description: str
 ) -> None:
     with served(engine.app()) as engine_url, gateway(engine_url) as url:
@@ -44,7 +44,7 @@ async def test_an_engine_is_asked_what_it_is(
     assert engine.asked_kind == (kind in ("lengthwise", "vllm")), "only vLLM is asked for its scheduler, and once"
 
 
-async def test_an_engine_that_was_down_is_asked_again(http: aiohttp.ClientSession) -> None:
+async def test_the_kind_is_detected_again_after_an_engine_was_down(http: aiohttp.ClientSession) -> None:
     stock, ours = StandIn(owned_by="vllm"), StandIn(owned_by="vllm", scheduler={"policy": "sjf"})
     with served(stock.app()) as engine_url:
         port = int(engine_url.rsplit(":", 1)[1])
@@ -85,18 +85,18 @@ async def test_the_order_is_sent_as_a_priority_lower_first_to_vllm_and_higher_fi
     assert await sent(http, "openai", *bodies) == [None] * 5
 
 
-async def test_a_clients_priority_comes_before_the_policys_order(http: aiohttp.ClientSession) -> None:
+async def test_a_clients_priority_precedes_the_policys_order(http: aiohttp.ClientSession) -> None:
     bodies = [hinted("a", 3), hinted("b", 900, priority=-1), hinted("c", 1, priority=1)]
     plain, urgent, later = await sent(http, "vllm", *bodies)
     assert urgent < plain < later
-    assert await sent(http, "openai", *bodies) == [None, -1, 1], "an unknown engine gets the client's own"
+    assert await sent(http, "openai", *bodies) == [None, -1, 1], "an unknown engine gets the client's priority"
 
 
 async def test_no_field_is_added_to_a_body_without_priority(http: aiohttp.ClientSession) -> None:
     engine = StandIn()
-    asked = {"model": "stand-in", "max_tokens": 3, "messages": [{"role": "user", "content": "x"}]}
+    request = {"model": "stand-in", "max_tokens": 3, "messages": [{"role": "user", "content": "x"}]}
     with served(engine.app()) as engine_url, gateway({"url": engine_url, "kind": "vllm"}) as url:
-        await http.post(url + "/v1/messages", json=asked)
+        await http.post(url + "/v1/messages", json=request)
     assert all("priority" not in each for each in engine.bodies)
 
 
@@ -104,7 +104,7 @@ ORDERS = st.lists(st.tuples(st.integers(0, 3), st.floats(-1e9, 1e9)), min_size=1
 
 
 @given(ORDERS, st.floats(0, 1e6), st.floats(0, 5))
-def test_no_request_is_overtaken_by_one_sent_much_later(
+def test_no_request_is_overtaken_by_one_sent_after_the_spread(
     orders: list[tuple[int, float]], start: float, gap: float
 ) -> None:
     priority = EnginePriority()
@@ -114,7 +114,7 @@ def test_no_request_is_overtaken_by_one_sent_much_later(
 
 
 @given(ORDERS, st.tuples(st.integers(0, 3), st.floats(-1e9, 1e9)), st.tuples(st.integers(0, 3), st.floats(-1e9, 1e9)))
-def test_of_two_requests_sent_together_the_one_before_in_the_order_is_never_behind(
+def test_priorities_of_requests_sent_together_follow_the_order(
     orders: list[tuple[int, float]], one: tuple[int, float], other: tuple[int, float]
 ) -> None:
     first, second = EnginePriority(), EnginePriority()
@@ -126,7 +126,7 @@ def test_of_two_requests_sent_together_the_one_before_in_the_order_is_never_behi
 
 
 @given(st.integers(-(1 << 31), (1 << 31) - 1), st.tuples(st.integers(0, 3), st.floats(-1e9, 1e9)))
-def test_the_number_fits_into_64_bits(own: int, order: tuple[int, float]) -> None:
+def test_the_priority_fits_into_64_bits(own: int, order: tuple[int, float]) -> None:
     priority = EnginePriority()
     priority.number(order, own, 0.0)
     assert -(1 << 63) <= priority.number(order, own, 1e8) < 1 << 63

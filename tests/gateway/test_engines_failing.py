@@ -1,4 +1,4 @@
-"""Engines that die, hang, refuse and break off: every request ends, and ends with the truth."""
+"""Engines that die, hang, refuse and break off: every request ends with the right status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length:
 
 @contextmanager
 def engine_process(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The stand-in as a process of its own, to be killed."""
+    """Run the stand-in in a process that a test can kill."""
     process = subprocess.Popen([sys.executable, "-m", "tests.gateway.engine", str(port)])
     try:
         yield process
@@ -39,7 +39,7 @@ async def is_up(http: aiohttp.ClientSession, url: str) -> bool:
         return response.status == 200
 
 
-async def test_a_killed_engine_is_noticed_its_requests_wait_and_are_served_when_it_is_back(
+async def test_requests_of_a_killed_engine_wait_and_are_served_after_its_restart(
     http: aiohttp.ClientSession,
 ) -> None:
     port = free_port()
@@ -57,17 +57,17 @@ async def test_a_killed_engine_is_noticed_its_requests_wait_and_are_served_when_
             assert await is_up(http, url)
 
 
-async def test_a_request_in_a_dying_engine_gets_502_and_says_why(http: aiohttp.ClientSession) -> None:
+async def test_a_request_in_a_dying_engine_gets_502_with_the_reason(http: aiohttp.ClientSession) -> None:
     with RawEngine(b"") as engine, gateway(engine.url) as url:
-        status, told = await post(http, url, body())
-        assert (status, told["error"]["code"], told["error"]["type"]) == (502, "engine_broken", "server_error")
-        assert told["error"]["message"].startswith("engine-0 ")
+        status, answer = await post(http, url, body())
+        assert (status, answer["error"]["code"], answer["error"]["type"]) == (502, "engine_broken", "server_error")
+        assert answer["error"]["message"].startswith("engine-0 ")
         assert await metric(http, url, 'lengthwise_engine_failures_total{engine="engine-0",kind="broken"}') == 2, (
             "retried"
         )
 
 
-async def test_an_answer_that_breaks_off_before_its_end_is_502_and_not_half_a_body(http: aiohttp.ClientSession) -> None:
+async def test_an_incomplete_answer_is_502(http: aiohttp.ClientSession) -> None:
     with RawEngine(b'HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n{"choices": [') as engine, gateway(engine.url) as url:
         assert (await post(http, url, body()))[0] == 502
 
@@ -83,12 +83,12 @@ async def test_requests_go_around_an_engine_that_is_down(
     assert engine.names() == ["0", "1", "2", "3"]
 
 
-async def test_with_no_engine_up_a_request_is_given_up_with_503_in_time(http: aiohttp.ClientSession) -> None:
+async def test_with_no_engine_up_a_request_gets_503_after_the_hold_timeout(http: aiohttp.ClientSession) -> None:
     with gateway(f"http://127.0.0.1:{free_port()}", hold_timeout_s=0.2) as url:
-        status, told = await post(http, url, body())
-        assert (status, told["error"]["code"]) in [(503, "no_engine"), (502, "engine_unreachable")]
-        status, told = await post(http, url, body())
-        assert (status, told["error"]["code"]) == (503, "no_engine")
+        status, answer = await post(http, url, body())
+        assert (status, answer["error"]["code"]) in [(503, "no_engine"), (502, "engine_unreachable")]
+        status, answer = await post(http, url, body())
+        assert (status, answer["error"]["code"]) == (503, "no_engine")
         assert (await http.get(url + "/v1/models")).status == 503
         assert (await http.get(url + "/ready")).status == 503
 
@@ -98,14 +98,14 @@ async def test_a_silent_engine_is_504_and_its_request_is_aborted(
 ) -> None:
     engine.mode = "hang"
     with gateway(engine_url, silence_timeout_s=0.2) as url:
-        status, told = await post(http, url, body())
-        assert (status, told["error"]["code"]) == (504, "engine_timeout")
+        status, answer = await post(http, url, body())
+        assert (status, answer["error"]["code"]) == (504, "engine_timeout")
         await until_true(lambda: engine.aborted == 1)
         assert await is_up(http, url), "a silent engine may only be busy: its health decides"
 
 
 @pytest.mark.parametrize(("mode", "status"), [("error", 500), ("refuse", 400)])
-async def test_an_engines_own_error_is_passed_on_as_it_is(
+async def test_an_error_of_the_engine_is_passed_on_unchanged(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, mode: str, status: int
 ) -> None:
     engine.mode = mode  # type: ignore[assignment]
@@ -128,9 +128,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(
 
 
 @pytest.mark.parametrize("cut", [b'data: {"n":1}\n\ndata: {"n":', b'data: {"n":1}\n', b'data: {"n":1}\r\n\r\nda'])
-async def test_the_error_event_stands_alone_wherever_the_stream_was_cut(
-    http: aiohttp.ClientSession, cut: bytes
-) -> None:
+async def test_the_error_event_is_separate_wherever_the_stream_breaks(http: aiohttp.ClientSession, cut: bytes) -> None:
     with RawEngine(EVENTS + cut) as engine, gateway(engine.url) as url:
         async with http.post(url + PLAIN, json=body(stream=True)) as response:
             lines = [line for line in (await response.read()).splitlines() if line]
@@ -142,7 +140,7 @@ async def test_a_stream_that_breaks_before_its_first_byte_is_a_plain_502(http: a
         assert (await post(http, url, body(stream=True)))[0] == 502
 
 
-async def test_a_failed_request_gives_its_place_back(http: aiohttp.ClientSession) -> None:
+async def test_a_failed_request_frees_its_slot(http: aiohttp.ClientSession) -> None:
     engine = StandIn(mode="break")
     with served(engine.app()) as engine_url, gateway(engine_url, in_flight=1) as url:
         for _ in range(3):
@@ -166,7 +164,7 @@ async def test_an_engine_that_fails_at_once_gets_few_requests(http: aiohttp.Clie
         await asyncio.gather(*(client() for _ in range(6)))
     retried = len(engines[0].bodies) if mode == "unavailable" else 0
     assert sum(len(engine.bodies) for engine in engines) == 120 + retried
-    assert len(engines[0].bodies) <= 3 + 5, "three failures in a row, and those that ran beside them"
+    assert len(engines[0].bodies) <= 3 + 5, "three failures in a row, and the requests that ran at the same time"
 
 
 async def test_an_engine_that_works_again_gets_requests_again(http: aiohttp.ClientSession) -> None:
@@ -213,4 +211,4 @@ async def test_a_request_on_a_pooled_connection_that_closes_is_sent_once_more(ht
     with RawEngine(reply + answer, swallow=True) as engine, gateway(engine.url, health_interval_s=600.0) as url:
         statuses = [(await post(http, url, body(str(n))))[0] for n in range(4)]
         assert statuses == [200] * 4
-    assert any(b"POST" in asked for asked in engine.swallowed)
+    assert any(b"POST" in request for request in engine.swallowed)

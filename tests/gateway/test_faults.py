@@ -1,4 +1,4 @@
-"""Faults of engines and clients under load, before a real gateway process; after each the same property is checked."""
+"""Faults of engines and clients under load on a real gateway process; the property of `accounting` holds after each."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ GARBAGE = [
 
 @dataclass
 class Front:
-    """A gateway process before two engines without faults."""
+    """A gateway process in front of two working engines."""
 
     url: str
     engines: list[StandIn]
@@ -68,7 +68,7 @@ class Front:
 
     @asynccontextmanager
     async def joined_by(self, book: Ledger, engine_url: str) -> AsyncIterator[None]:
-        """Let an engine join for a while."""
+        """Add an engine, and remove it at the end."""
         async with book.http.post(self.url + ENGINES, json={"url": engine_url, "name": "faulty"}) as response:
             assert response.status == 201
         try:
@@ -137,7 +137,7 @@ async def test_an_engine_killed_in_mid_stream_and_restarted_loses_no_request(fro
                 process.kill()
                 await load
                 process.wait(10)
-                assert book.count("failed") <= SLOTS, "those that ran there"
+                assert book.count("failed") <= SLOTS, "the requests that ran there"
                 with engine_process(port, 0.0):
 
                     async def up_again() -> bool:
@@ -150,7 +150,7 @@ async def test_an_engine_killed_in_mid_stream_and_restarted_loses_no_request(fro
 
 
 @pytest.mark.parametrize("mode", ["error", "unavailable", "busy", "refuse", "break"])
-async def test_an_engine_that_answers_with_errors(front: Front, mode: Mode) -> None:
+async def test_an_engine_that_answers_with_errors_loses_no_request(front: Front, mode: Mode) -> None:
     faulty = StandIn(mode=mode)
     with served(faulty.app()) as url:
         async with ledger(front.url) as book:
@@ -162,7 +162,7 @@ async def test_an_engine_that_answers_with_errors(front: Front, mode: Mode) -> N
                 book.assert_all_answered()
 
 
-async def test_an_engine_that_hangs_before_and_within_its_answers(front: Front) -> None:
+async def test_an_engine_that_hangs_loses_no_request(front: Front) -> None:
     for faulty in (StandIn(mode="hang"), StandIn(hang_after=2)):
         with served(faulty.app()) as url:
             async with ledger(front.url) as book:
@@ -173,7 +173,7 @@ async def test_an_engine_that_hangs_before_and_within_its_answers(front: Front) 
                 await until_true(lambda faulty=faulty: faulty.running == 0)  # type: ignore[misc]
 
 
-async def test_an_engine_that_answers_garbage(front: Front) -> None:
+async def test_an_engine_that_answers_garbage_loses_no_request(front: Front) -> None:
     async with ledger(front.url) as book:
         for garbage in GARBAGE:
             with RawEngine(garbage) as faulty:
@@ -182,7 +182,7 @@ async def test_an_engine_that_answers_garbage(front: Front) -> None:
         await book.settle(front.answered())
 
 
-async def test_a_burst_of_five_times_what_the_gateway_holds(front: Front) -> None:
+async def test_a_burst_beyond_capacity_is_refused_with_429_and_retry_after(front: Front) -> None:
     holds = 2 * SLOTS + WAITING
     async with ledger(front.url) as book:
         await book.load(5 * holds)
@@ -193,7 +193,7 @@ async def test_a_burst_of_five_times_what_the_gateway_holds(front: Front) -> Non
         assert all(1 <= int(seconds) <= 60 for seconds in book.retry_after)
 
 
-async def test_clients_that_leave_at_any_time(front: Front) -> None:
+async def test_requests_cancelled_at_any_time_leave_nothing_behind(front: Front) -> None:
     async with ledger(front.url) as book:
         calls = [asyncio.create_task(book.ask(stream=n % 2 == 0, tokens=20)) for n in range(40)]
         for n, call in enumerate(calls):
@@ -207,7 +207,7 @@ async def test_clients_that_leave_at_any_time(front: Front) -> None:
         await until_true(lambda engine=engine: engine.running == 0)  # type: ignore[misc]
 
 
-async def test_clients_that_half_close_or_reset_their_connection(front: Front) -> None:
+async def test_half_closed_and_reset_connections_leave_nothing_behind(front: Front) -> None:
     def misbehave() -> None:
         for n in range(12):
             with connect(front.url) as sock:
@@ -217,7 +217,7 @@ async def test_clients_that_half_close_or_reset_their_connection(front: Front) -
                     sock.shutdown(socket.SHUT_WR)
                     while sock.recv(65536):
                         pass
-                else:  # reset: unread data is thrown away
+                else:  # reset: unread data is dropped
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
 
     async with ledger(front.url) as book:
@@ -228,7 +228,7 @@ async def test_clients_that_half_close_or_reset_their_connection(front: Front) -
         book.assert_all_answered()
 
 
-async def test_clients_that_write_and_read_slowly(front: Front) -> None:
+async def test_slow_clients_do_not_delay_others(front: Front) -> None:
     def write_slowly() -> bytes:
         whole = request_bytes("slow", 3, stream=False)
         with connect(front.url) as sock:
@@ -283,7 +283,7 @@ _heads = st.lists(
 )
 
 
-async def test_fuzzed_bodies_hints_and_headers(front: Front) -> None:
+async def test_fuzzed_bodies_hints_and_headers_get_a_valid_answer(front: Front) -> None:
     async def answer(_: object) -> JSONResponse:
         return JSONResponse({"choices": [], "usage": {"completion_tokens": 1}})
 
@@ -348,8 +348,8 @@ async def test_after_sigterm_under_load_the_gateway_is_not_ready_then_every_requ
 
             await until(not_ready)
             late = await book.ask(stream=False)
-            assert book.ends[late] == "answered", "requests are accepted until clients know"
+            assert book.ends[late] == "answered", "requests are accepted while the gateway drains"
             await load
             assert book.count("lost") == 0
-            assert book.count("failed") == SLOTS, "those that hang"
+            assert book.count("failed") == SLOTS, "the requests that hang"
         assert await asyncio.to_thread(gateway.process.wait, 20) == 0

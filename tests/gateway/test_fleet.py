@@ -53,7 +53,7 @@ async def test_an_engine_that_joins_takes_waiting_requests(
         assert set(await listed(http, url)) == {"engine-0", "new"}
 
 
-async def test_an_engine_that_leaves_finishes_what_runs_there_and_gets_nothing_new(
+async def test_an_engine_that_leaves_finishes_its_requests_and_gets_no_new_ones(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     engine.gate.clear()
@@ -101,7 +101,7 @@ async def test_requests_that_wait_for_the_last_engine_get_503_when_it_leaves(
         assert (await post(http, url, body("again")))[0] == 200
 
 
-async def test_running_requests_are_cut_after_the_time_to_finish(
+async def test_running_requests_are_aborted_after_the_shutdown_timeout(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     engine.hang_after = 2
@@ -131,7 +131,7 @@ async def test_an_engine_that_is_down_joins_and_gets_requests_once_it_is_up(
             await until(up)
 
 
-async def test_what_cannot_join_is_refused_with_the_reason(
+async def test_an_invalid_engine_is_refused_with_the_reason(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     with gateway(engine_url) as url:
@@ -147,7 +147,7 @@ async def test_what_cannot_join_is_refused_with_the_reason(
         assert await remove(http, url, "unknown") == 404
 
 
-async def test_an_engine_that_leaves_finishes_forwarded_requests_too(http: aiohttp.ClientSession) -> None:
+async def test_an_engine_that_leaves_finishes_forwarded_requests(http: aiohttp.ClientSession) -> None:
     arrived, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -74,22 +74,20 @@ async def test_a_multipart_upload_is_routed_by_its_field_and_passes_unchanged(
     form.add_field("model", "b")
     with gateway(*urls) as url:
         status, answer = await send(http, url + "/v1/audio/transcriptions", data=form)
-    assert (status, answer["text"]) == (200, "heard")
+    assert (status, answer["text"]) == (200, "transcribed")
     (_, _, raw, headers) = engines[2].others[0]
     assert headers["content-type"].startswith("multipart/form-data; boundary=")
     assert raw.count(b"RIFF") == 1000
 
 
-async def test_an_answer_that_is_neither_json_nor_events_passes_as_it_arrives(
-    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
-) -> None:
+async def test_a_binary_answer_passes_unchanged(http: aiohttp.ClientSession, engine: StandIn, engine_url: str) -> None:
     with gateway(engine_url) as url:
         async with http.post(url + "/v1/audio/speech", json={"model": "stand-in", "input": "hi"}) as response:
             assert response.headers["content-type"] == "audio/mpeg"
             assert await response.read() == b"\x00\xffRIFF"
 
 
-async def test_an_answer_that_breaks_off_does_not_look_whole(http: aiohttp.ClientSession) -> None:
+async def test_an_answer_that_breaks_off_is_an_error_for_the_client(http: aiohttp.ClientSession) -> None:
     reply = b"HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\ncontent-length: 9\r\n\r\nhalf"
     with RawEngine(reply) as engine, gateway(engine.url) as url, pytest.raises(aiohttp.ClientPayloadError):
         async with http.post(url + "/v1/audio/speech", json={}) as response:
@@ -104,7 +102,7 @@ async def test_an_answer_that_breaks_off_does_not_look_whole(http: aiohttp.Clien
         ({"data": b"{"}, 400, "invalid_value"),
     ],
 )
-async def test_a_request_for_no_model_or_an_unknown_one_is_refused_where_engines_differ(
+async def test_a_request_without_a_known_model_is_refused_if_engines_differ(
     http: aiohttp.ClientSession,
     fleet: tuple[list[StandIn], list[str]],
     sent: dict[str, Any],
@@ -117,7 +115,7 @@ async def test_a_request_for_no_model_or_an_unknown_one_is_refused_where_engines
     assert (answer[0], answer[1]["error"]["code"]) == (status, code)
 
 
-async def test_a_request_without_a_model_is_forwarded_where_engines_are_alike(
+async def test_a_request_without_a_model_is_forwarded_if_all_engines_serve_the_same(
     http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
 ) -> None:
     _, urls = fleet
@@ -146,7 +144,7 @@ async def test_a_request_without_a_model_is_forwarded_where_engines_are_alike(
         "/v1/",
     ],
 )
-async def test_the_paths_that_administer_engines_are_closed(
+async def test_paths_that_administer_engines_are_not_forwarded(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, path: str
 ) -> None:
     from yarl import URL
@@ -157,9 +155,7 @@ async def test_the_paths_that_administer_engines_are_closed(
     assert not engine.others
 
 
-async def test_methods_that_no_path_has_are_refused(
-    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
-) -> None:
+async def test_unsupported_methods_are_refused(http: aiohttp.ClientSession, engine: StandIn, engine_url: str) -> None:
     with gateway(engine_url) as url:
         for method, path in (
             ("PATCH", "/v1/embeddings"),
@@ -193,9 +189,7 @@ async def test_a_body_beyond_the_limits_is_refused(
     assert not engine.others
 
 
-async def test_an_engine_that_cannot_be_reached_is_passed_over(
-    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
-) -> None:
+async def test_an_unreachable_engine_is_skipped(http: aiohttp.ClientSession, engine: StandIn, engine_url: str) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     with gateway(dead, engine_url, health_interval_s=60.0) as url:
         assert (await send(http, url + "/v1/embeddings", json={"model": "stand-in"}))[0] == 200
@@ -216,7 +210,7 @@ async def test_a_stored_answer_is_found_on_the_engine_that_has_it(
     assert [len(engine.others) for engine in engines] == [2, 2, 1]
 
 
-async def test_the_engine_of_an_answer_is_asked_for_it_alone(
+async def test_only_the_engine_that_stores_an_answer_is_asked_for_it(
     http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
 ) -> None:
     engines, urls = fleet

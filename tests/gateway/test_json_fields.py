@@ -1,4 +1,4 @@
-"""Fields of a JSON object change in its bytes; all other bytes stay."""
+"""Edits of fields in the bytes of a JSON object leave all other bytes unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHANGES = st.dictionaries(NAMES, st.none() | VALUES.map(lambda value: ("new", va
 
 
 @given(fields=OBJECTS, changes=CHANGES, indent=st.sampled_from([None, 0, 2]), ascii_only=st.booleans())
-def test_the_object_has_the_changes_and_nothing_else(
+def test_the_edited_object_has_exactly_the_changes(
     fields: dict[str, object], changes: dict[str, tuple[str, object] | None], indent: int | None, ascii_only: bool
 ) -> None:
     raw = b" " + json.dumps(fields, indent=indent, ensure_ascii=ascii_only).encode() + b"\n"
@@ -55,7 +55,7 @@ def test_only_the_bytes_of_the_value_change(raw: bytes, expected: bytes) -> None
     assert edit_fields(raw, {"model": b'"n"'}) == expected
 
 
-def test_a_removed_field_takes_its_comma_along() -> None:
+def test_removing_a_field_removes_its_comma() -> None:
     assert edit_fields(b'{"a": 1, "b": 2, "c": 3}', {"b": None}) == b'{"a": 1, "c": 3}'
     assert edit_fields(b'{"a": 1, "b": 2}', {"b": None}) == b'{"a": 1}'
     assert edit_fields(b'{"a": 1}', {"a": None}) == b"{}"

@@ -57,21 +57,21 @@ def test_keys_that_are_added_at_the_same_time_are_all_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "message"),
     [
         ("{", "is not a keys file"),
         ('{"version": 2}', "field 'version'"),
         ('{"tenants": [{"name": "a", "keys": [{"sha256": "x", "created": 0}]}]}', "field 'tenants.0.keys.0.sha256'"),
     ],
 )
-def test_an_invalid_file_is_named(text: str, problem: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_named(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     file.write_text(text)
-    with pytest.raises(InputError, match=problem):
+    with pytest.raises(InputError, match=message):
         read_keys(file)
 
 
-def test_a_failed_change_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_change_leaves_the_file_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     add_key(file, "team-a", {})
     before = file.read_text()

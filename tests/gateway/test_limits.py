@@ -1,4 +1,4 @@
-"""Limits of a client's connection and of what the gateway holds for it, before a real server process."""
+"""Limits on connections and on the bytes that the gateway holds, in a real server process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def connect(url: str) -> socket.socket:
 
 
 def answer(sock: socket.socket) -> tuple[int, str]:
-    """The status and the error's code, once the gateway has closed the connection."""
+    """Return the status and the code of the error once the gateway has closed the connection."""
     data = b""
     while more := sock.recv(65536):
         data += more
@@ -58,13 +58,13 @@ def test_a_large_header_is_431(limited: str, end: bytes) -> None:
         assert answer(sock) == (431, "headers_too_large")
 
 
-def test_a_head_that_does_not_arrive_is_408(limited: str) -> None:
+def test_an_incomplete_head_is_408(limited: str) -> None:
     with connect(limited) as sock, connect(limited) as silent:
         sock.sendall(HEAD)
         assert answer(sock) == answer(silent) == (408, "request_timeout")
 
 
-def test_a_body_that_does_not_arrive_is_408(limited: str) -> None:
+def test_an_incomplete_body_is_408(limited: str) -> None:
     with connect(limited) as sock:
         sock.sendall(HEAD + b"content-length: 100\r\n\r\n{")
         assert answer(sock) == (408, "request_timeout")

@@ -1,4 +1,4 @@
-"""The length of an answer, read from its bytes however they are cut."""
+"""The length of an answer is read from its bytes, in any pieces."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize(("reason", "cut"), [("stop", False), ("tool_calls", False), ("length", True), ("abort", True)])
-def test_a_whole_answer_says_its_length_and_whether_it_was_cut(reason: str, cut: bool) -> None:
+def test_length_and_censoring_are_read_from_an_answer_in_one_piece(reason: str, cut: bool) -> None:
     measure = Measure()
-    said = 'it says "completion_tokens": 99 and "finish_reason": "stop"'
-    choice = {"index": 0, "message": {"content": said}, "finish_reason": reason}
+    text = 'it has "completion_tokens": 99 and "finish_reason": "stop"'
+    choice = {"index": 0, "message": {"content": text}, "finish_reason": reason}
     measure.whole(json.dumps({"choices": [choice], "usage": {"completion_tokens": 12}}).encode())
     assert measure.length == (12, cut)
 
@@ -46,20 +46,20 @@ def test_a_whole_answer_says_its_length_and_whether_it_was_cut(reason: str, cut:
         b"\x1f\x8b\x08\x00",
     ],
 )
-def test_what_does_not_tell_one_length_tells_none(body: bytes) -> None:
+def test_an_answer_without_one_length_has_none(body: bytes) -> None:
     measure = Measure()
     measure.whole(body)
     assert measure.length is None
 
 
-def test_a_stream_that_ended_without_telling_its_usage_tells_no_length() -> None:
+def test_a_stream_without_usage_has_no_length() -> None:
     measure = Measure()
     for line in [*words(5, "stop"), DONE]:
         assert measure.lines(line) == line
     assert measure.length is None, "an event may hold several tokens"
 
 
-def test_a_stream_that_broke_off_is_at_least_as_long_as_what_came() -> None:
+def test_the_length_of_a_broken_stream_is_censored_at_its_events() -> None:
     measure = Measure()
     for line in words(5, None):
         measure.lines(line)
@@ -67,7 +67,7 @@ def test_a_stream_that_broke_off_is_at_least_as_long_as_what_came() -> None:
 
 
 @given(st.lists(st.integers(0, 12), max_size=8), st.booleans(), st.sampled_from([b"\n", b"\r\n"]))
-def test_however_a_stream_is_cut_only_the_usage_event_is_kept_back(cuts: list[int], hide: bool, end: bytes) -> None:
+def test_only_the_usage_event_is_removed_from_a_stream_in_any_pieces(cuts: list[int], hide: bool, end: bytes) -> None:
     events = [each.replace(b"\n", end) for each in [*words(5, "stop"), USAGE, b": a comment\n\n", DONE]]
     lines = b"".join(events).splitlines(keepends=True)
     places = sorted({0, len(lines), *(cut % len(lines) for cut in cuts)})
@@ -78,7 +78,7 @@ def test_however_a_stream_is_cut_only_the_usage_event_is_kept_back(cuts: list[in
     assert measure.length == (7, False)
 
 
-def test_usage_beside_words_is_not_kept_back() -> None:
+def test_usage_in_an_event_with_text_is_not_removed() -> None:
     measure = Measure(hide_usage=True)
     both = event(choices=[{"index": 0, "finish_reason": "stop"}], usage={"completion_tokens": 3})
     odd = b'data: "usage" of a word\n\n'

@@ -46,7 +46,7 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield rule["expr"], json.dumps(rule["annotations"])
 
 
-def test_the_page_is_what_the_code_exports() -> None:
+def test_the_page_lists_the_exported_metrics() -> None:
     assert docs_pages.METRICS.read_text() == docs_pages.metrics_page(), "run: python -m scripts.docs_pages"
 
 
@@ -67,7 +67,7 @@ def test_every_metric_and_label_of_an_expression_exists(
     assert shown <= grouped
 
 
-def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
+def test_every_alert_has_a_severity_a_summary_and_a_description() -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(set(names)) == len(names)
     for rule in rules():

@@ -1,4 +1,4 @@
-"""Aliases and fallbacks: the model that serves a request, and what the client learns of it."""
+"""Aliases and fallbacks: the model that serves a request, and the header that names it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_an_alias_is_replaced_in_the_body_and_no_other_byte_changes(
     assert engines[0].raw == [sent.replace('"model" : "best"', '"model" : "big"').encode()]
 
 
-async def test_a_model_under_its_own_name_passes_unchanged_and_unnamed(
+async def test_a_request_by_model_name_passes_unchanged_without_the_header(
     http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
 ) -> None:
     engines, urls = fleet
@@ -52,7 +52,7 @@ async def test_a_model_under_its_own_name_passes_unchanged_and_unnamed(
     assert engines[1].raw == [sent]
 
 
-async def test_forwarded_paths_know_aliases_in_json_and_in_forms(
+async def test_aliases_are_replaced_in_forwarded_json_and_forms(
     http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
 ) -> None:
     engines, urls = fleet
@@ -138,7 +138,7 @@ async def test_models_lists_aliases_beside_their_models(
             assert (response.status, (await response.json())["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_the_latency_target_of_a_model_is_for_requests_that_declare_none(
+async def test_the_latency_target_of_a_model_applies_to_requests_without_one(
     http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
 ) -> None:
     engines, urls = fleet

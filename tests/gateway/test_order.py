@@ -1,4 +1,4 @@
-"""Who runs when: the policy's order, the bound in flight, the kill switch, and nobody lost."""
+"""The order of requests: the policy, the in-flight limit, the change of the policy, admission."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = {"long": 50, "middle": 20, "short": 2, "longer": 60, "shorter": 1}
 async def hold(
     http: aiohttp.ClientSession, url: str, engine: StandIn, bodies: list[dict[str, Any]]
 ) -> asyncio.Task[Any]:
-    """Have the bodies wait, in this order, behind one that holds the engine's only place."""
+    """Make the bodies wait, in this order, behind a request that occupies the only slot of the engine."""
     engine.gate.clear()
     tasks = [asyncio.create_task(post(http, url, body("blocker", model=engine.model)))]
     await until_true(lambda: engine.running == 1)
@@ -42,12 +42,12 @@ async def order_under(policy: str, http: aiohttp.ClientSession, bodies: list[dic
 
 
 def mean_latency(order: list[str]) -> float:
-    """Of requests served one by one in this order, in tokens."""
+    """Return the mean latency of requests served one by one in this order, in tokens."""
     ended = 0
     return sum(ended := ended + LENGTHS[name] for name in order) / len(order)
 
 
-async def test_sjf_serves_the_shortest_first_and_so_waits_less_than_fcfs(http: aiohttp.ClientSession) -> None:
+async def test_sjf_serves_the_shortest_first_and_lowers_mean_latency(http: aiohttp.ClientSession) -> None:
     bodies = [hinted(name, tokens) for name, tokens in LENGTHS.items()]
     fcfs = await order_under("fcfs", http, bodies)
     sjf = await order_under("sjf", http, bodies)
@@ -56,12 +56,12 @@ async def test_sjf_serves_the_shortest_first_and_so_waits_less_than_fcfs(http: a
     assert mean_latency(sjf) < mean_latency(fcfs)
 
 
-async def test_a_hint_in_vllm_xargs_orders_as_well(http: aiohttp.ClientSession) -> None:
+async def test_a_hint_in_vllm_xargs_orders_requests(http: aiohttp.ClientSession) -> None:
     bodies = [body("b", 9, vllm_xargs={"expected_tokens": 9}), body("a", 9, vllm_xargs={"expected_tokens": 1.5})]
     assert await order_under("sjf", http, bodies) == ["a", "b"]
 
 
-async def test_without_hints_sjf_keeps_the_order_of_coming(http: aiohttp.ClientSession) -> None:
+async def test_without_hints_sjf_keeps_the_order_of_arrival(http: aiohttp.ClientSession) -> None:
     assert await order_under("sjf", http, [body(name) for name in "dacb"]) == list("dacb")
 
 
@@ -70,7 +70,7 @@ async def test_a_lower_priority_number_goes_first_whatever_its_length(http: aioh
     assert await order_under("sjf", http, bodies) == ["urgent", "short", "later"]
 
 
-async def test_the_kill_switch_orders_those_who_wait_anew(
+async def test_a_changed_policy_reorders_waiting_requests(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     with gateway(engine_url, policy="sjf", in_flight=1) as url:
@@ -85,10 +85,10 @@ async def test_the_kill_switch_orders_those_who_wait_anew(
     assert engine.names()[1:] == list(LENGTHS)
 
 
-async def test_the_kill_switch_heeds_only_this_machine(http: aiohttp.ClientSession, engine_url: str) -> None:
+async def test_the_policy_can_be_changed_from_this_machine_only(http: aiohttp.ClientSession, engine_url: str) -> None:
     async def change(url: str, header: str) -> int:
-        switch = url + "/lengthwise/v1/policy"
-        async with http.post(switch, json={"policy": "fcfs"}, headers={header: "x"}) as response:
+        target = url + "/lengthwise/v1/policy"
+        async with http.post(target, json={"policy": "fcfs"}, headers={header: "x"}) as response:
             return response.status
 
     with gateway(engine_url) as url, gateway(engine_url, remote_control=True) as open_url:
@@ -97,7 +97,7 @@ async def test_the_kill_switch_heeds_only_this_machine(http: aiohttp.ClientSessi
         assert await change(open_url, "origin") == 200
 
 
-async def test_two_hundred_at_once_with_policies_changing_are_each_served_once(http: aiohttp.ClientSession) -> None:
+async def test_two_hundred_requests_are_each_served_once_while_the_policy_changes(http: aiohttp.ClientSession) -> None:
     engines = [StandIn(token_s=0.001), StandIn(token_s=0.001)]
     names = [str(n) for n in range(200)]
     with served(engines[0].app()) as a, served(engines[1].app()) as b, gateway(a, b, in_flight=4) as url:
@@ -109,7 +109,7 @@ async def test_two_hundred_at_once_with_policies_changing_are_each_served_once(h
         answers = await work
         assert await metric(http, url, "lengthwise_requests_waiting") == 0
         assert await metric(http, url, 'lengthwise_requests_running{engine="engine-0"}') == 0
-    assert [told["usage"]["completion_tokens"] for _, told in answers] == [1 + int(name) % 7 for name in names]
+    assert [answer["usage"]["completion_tokens"] for _, answer in answers] == [1 + int(name) % 7 for name in names]
     assert Counter(engines[0].names() + engines[1].names()) == Counter(names)
     assert max(engine.most_at_once for engine in engines) == 4
 

@@ -1,4 +1,4 @@
-"""What goes through the gateway goes through whole."""
+"""Requests and answers pass through the gateway unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_body_of_many_megabytes_passes(http: aiohttp.ClientSession, engi
     assert engine.bodies[0]["prompt"] == long
 
 
-async def test_an_answer_comes_back_with_status_body_and_headers(http: aiohttp.ClientSession) -> None:
+async def test_an_answer_passes_with_status_body_and_headers(http: aiohttp.ClientSession) -> None:
     reply = b'HTTP/1.1 418 No\r\ncontent-type: application/json\r\nx-own: yes\r\ncontent-length: 8\r\n\r\n{"a": 1}'
     with RawEngine(reply) as engine, gateway(engine.url) as url:
         async with http.post(url + PLAIN, json=body()) as response:
@@ -43,7 +43,7 @@ async def test_an_answer_comes_back_with_status_body_and_headers(http: aiohttp.C
             assert response.headers["x-own"] == "yes"
 
 
-async def test_a_stream_comes_back_byte_for_byte_in_order(http: aiohttp.ClientSession) -> None:
+async def test_a_stream_passes_byte_for_byte(http: aiohttp.ClientSession) -> None:
     events = b"".join(b'data: {"n":%d}\r\n\r\n' % n for n in range(300)) + b": a comment\n\ndata: [DONE]\n\nno end"
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
     with RawEngine(head + events) as engine, gateway(engine.url) as url:
@@ -52,18 +52,20 @@ async def test_a_stream_comes_back_byte_for_byte_in_order(http: aiohttp.ClientSe
             assert await response.read() == events
 
 
-async def test_tokens_are_passed_on_as_they_come(http: aiohttp.ClientSession, engine: StandIn, engine_url: str) -> None:
+async def test_tokens_are_passed_on_as_they_arrive(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
     with gateway(engine_url) as url:
         engine.token_s = 0.05
         async with http.post(url + CHAT, json=body(messages=[], tokens=20, stream=True)) as response:
             first = await response.content.readany()
             assert b"t0 " in first
             assert b"t19 " not in first
-            assert engine.finished == 0, "the first token came before the last was made"
+            assert engine.finished == 0, "the first token arrived before the last was generated"
             assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
 
 
-async def test_headers_of_the_client_are_passed_on_and_its_request_id_kept(
+async def test_headers_and_request_id_of_the_client_are_passed_on(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     own = {"authorization": "Bearer k", "x-request-id": "mine", "traceparent": "00-1-2-01"}
@@ -77,17 +79,17 @@ async def test_headers_of_the_client_are_passed_on_and_its_request_id_kept(
     assert engine.headers[1]["x-request-id"] == made != ""
 
 
-async def test_a_hint_is_told_to_the_engine_as_expected_tokens(
+async def test_a_hint_is_sent_to_the_engine_as_expected_tokens(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     with gateway({"url": engine_url, "kind": "lengthwise"}) as url:
         await post(http, url, hinted("nvext", 40))
         await post(http, url, hinted("beside others", 40, vllm_xargs={"other": "x"}))
-        await post(http, url, hinted("told already", 40, vllm_xargs={"expected_tokens": 7}))
+        await post(http, url, hinted("already set", 40, vllm_xargs={"expected_tokens": 7}))
         await post(http, url, body("capped", 10, nvext={"agent_hints": {"osl": 500}}))
         await post(http, url, body("none"))
         assert await metric(http, url, 'lengthwise_predictions_total{source="hint"}') == 4
-    assert [told.get("vllm_xargs") for told in engine.bodies] == [
+    assert [sent.get("vllm_xargs") for sent in engine.bodies] == [
         {"expected_tokens": 40},
         {"other": "x", "expected_tokens": 40},
         {"expected_tokens": 7},
@@ -126,7 +128,7 @@ async def test_models_of_all_engines_are_listed_once_each(http: aiohttp.ClientSe
             assert [model["id"] for model in (await response.json())["data"]] == ["m1", "m2"]
 
 
-async def test_engines_take_turns(http: aiohttp.ClientSession) -> None:
+async def test_round_robin_alternates_between_engines(http: aiohttp.ClientSession) -> None:
     one, two = StandIn(), StandIn()
     with served(one.app()) as a, served(two.app()) as b, gateway(a, b, router="round_robin") as url:
         for n in range(4):
@@ -134,31 +136,31 @@ async def test_engines_take_turns(http: aiohttp.ClientSession) -> None:
     assert (one.names(), two.names()) == (["0", "2"], ["1", "3"])
 
 
-async def test_health_and_metrics_tell_the_state(http: aiohttp.ClientSession, engine_url: str) -> None:
+async def test_health_and_metrics_report_the_state(http: aiohttp.ClientSession, engine_url: str) -> None:
     with gateway(engine_url, policy="fcfs") as url:
         await post(http, url, body())
         async with http.get(url + "/health") as response:
-            told = json.loads(await response.read())
-            assert (response.status, told["status"], told["policy"]) == (200, "ok", "fcfs")
-            assert told["engines"] == [{"name": "engine-0", "up": True, "running": 0}]
+            found = json.loads(await response.read())
+            assert (response.status, found["status"], found["policy"]) == (200, "ok", "fcfs")
+            assert found["engines"] == [{"name": "engine-0", "up": True, "running": 0}]
         assert await metric(http, url, 'lengthwise_requests_total{endpoint="/v1/completions",outcome="ok"}') == 1
         assert await metric(http, url, 'lengthwise_engine_up{engine="engine-0"}') == 1
         assert await metric(http, url, 'lengthwise_policy{policy="fcfs"}') == 1
         assert await metric(http, url, "lengthwise_queue_seconds_count") == 1
 
 
-async def test_the_official_client_works(engine_url: str) -> None:
+async def test_the_async_openai_client_works(engine_url: str) -> None:
     openai = pytest.importorskip("openai")
     with gateway(engine_url) as url:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
             assert [model.id async for model in client.models.list()] == ["stand-in"]
-            asked = {"model": "stand-in", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-            whole = await client.chat.completions.create(**asked)
+            request = {"model": "stand-in", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+            whole = await client.chat.completions.create(**request)
             assert whole.usage.completion_tokens == 4
-            stream = await client.chat.completions.create(**asked, stream=True)
+            stream = await client.chat.completions.create(**request, stream=True)
             assert [part.choices[0].delta.content async for part in stream] == ["t0 ", "t1 ", "t2 ", "t3 "]
             with pytest.raises(openai.BadRequestError) as refused:
-                await client.chat.completions.create(**{**asked, "max_tokens": "many"})
+                await client.chat.completions.create(**{**request, "max_tokens": "many"})
             assert refused.value.param == "max_tokens"
 
 

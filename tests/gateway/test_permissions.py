@@ -1,4 +1,4 @@
-"""What a client declares about order and length counts only where its tenant may declare it."""
+"""A declared priority or length counts only if the tenant may declare it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECLARED: dict[str, Any] = {
 
 
 @given(priority=st.booleans(), lengths=st.booleans())
-def test_what_may_not_be_declared_is_removed_and_the_rest_stays(priority: bool, lengths: bool) -> None:
+def test_fields_that_may_not_be_declared_are_removed_and_others_stay(priority: bool, lengths: bool) -> None:
     sent = json.dumps({"prompt": "hi", **DECLARED, "last": 1.5}).encode()
     read = parse(CompletionBody, sent)
     raw = read.restrict(sent, priority=priority, lengths=lengths)
@@ -72,7 +72,7 @@ async def test_a_tenant_declares_what_its_key_permits(
 
 
 @pytest.mark.anyio
-async def test_a_stored_answer_is_for_its_tenant_alone(
+async def test_a_stored_answer_is_visible_to_its_tenant_only(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.yaml"

@@ -1,4 +1,4 @@
-"""Every policy in the gateway: changed under the waiting requests, nobody is lost, nothing breaks."""
+"""Every policy in the gateway: changes of the policy lose no waiting request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 SPECS = [*POLICIES, "srpt:c=0.5", "classes(srpt)", "fair(tie)", "bounded(gittins):overtakes=3"]
 
 
-async def test_everybody_is_served_once_while_every_policy_has_its_turn(http: aiohttp.ClientSession) -> None:
+async def test_every_request_is_served_once_while_the_policy_changes_through_all(http: aiohttp.ClientSession) -> None:
     engine = StandIn()
     names = [str(n) for n in range(6 * len(SPECS))]
     with served(engine.app()) as engine_url, gateway(engine_url, policy="fcfs", in_flight=2) as url:

@@ -1,4 +1,4 @@
-"""Requests are held by what is predicted about their lengths, and nobody waits for a prediction."""
+"""Waiting requests are ordered by their predicted lengths, and no request waits for a prediction."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def guess(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Guess]:
-    """In the place of `fast`: it predicts the number that a prompt ends with, and can be made to hang.
+    """Replace `fast` by a predictor that reads the number at the end of a prompt and can hang.
 
-    A test may say after how many seconds that is noticed.
+    The parameter is the time in seconds after which a hang is detected.
     """
     made, patience_s = Guess(), getattr(request, "param", 60.0)
 
@@ -40,7 +40,7 @@ def guess(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
 
 
 async def events(http: aiohttp.ClientSession, url: str, **wanted: int) -> None:
-    """Until so many of these have been counted."""
+    """Wait until these events have been counted so often."""
 
     async def counted() -> bool:
         lines = {name: f'lengthwise_predictor_events_total{{event="{name}"}}' for name in wanted}
@@ -53,7 +53,7 @@ def asking(name: str, prompt: str, **fields: Any) -> dict[str, Any]:
     return body(name, 900, prompt=prompt, **fields)
 
 
-async def test_a_request_that_need_not_wait_is_predicted_only_to_learn(
+async def test_a_request_that_does_not_wait_is_predicted_only_to_learn(
     http: aiohttp.ClientSession, guess: Guess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lengthwise.predictors.service._SAMPLES_PER_S", 0.0)
@@ -70,7 +70,7 @@ async def test_a_request_that_need_not_wait_is_predicted_only_to_learn(
     assert guess.predicted == ["about a 20", "about b 20", "about 30"]
 
 
-async def test_those_who_wait_are_ordered_by_predictions_that_came_later(
+async def test_waiting_requests_are_reordered_when_predictions_arrive(
     http: aiohttp.ClientSession, guess: Guess
 ) -> None:
     engine = StandIn(lengths=dict.fromkeys(["blocker", "long", "hinted", "short"], 1))
@@ -88,10 +88,10 @@ async def test_those_who_wait_are_ordered_by_predictions_that_came_later(
         assert await metric(http, url, "lengthwise_predictor_prediction_age_seconds_count") == 2
         assert await metric(http, url, "lengthwise_predictor_prediction_age_seconds_sum") > 0
     assert engine.names() == ["blocker", "short", "hinted", "long"]
-    assert sorted(guess.predicted) == ["about 20", "about 800"], "a hint wins, and is not predicted"
+    assert sorted(guess.predicted) == ["about 20", "about 800"], "a hint replaces the prediction"
 
 
-async def test_the_order_is_that_of_the_real_predictors_own_predictions(http: aiohttp.ClientSession) -> None:
+async def test_the_order_is_that_of_the_predictions_of_fast(http: aiohttp.ClientSession) -> None:
     prompts = {
         "hi": "Hi",
         "story": "Write a long story about a dragon who learns to cook, with many details.",
@@ -117,7 +117,7 @@ async def test_the_order_is_that_of_the_real_predictors_own_predictions(http: ai
 
 
 @pytest.mark.parametrize("guess", [0.3], indirect=True)
-async def test_a_predictor_that_hangs_holds_up_nobody_and_is_told(
+async def test_a_predictor_that_hangs_delays_no_request_and_is_counted(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
 ) -> None:
     with gateway(engine_url, policy="sjf", predictor="fast") as url:
@@ -159,7 +159,7 @@ async def test_a_waiting_request_has_the_history_once_its_predictor_has_failed(
         {"prompt": {"odd": 1}},
     ],
 )
-async def test_what_cannot_be_read_is_served_all_the_same(
+async def test_a_request_with_an_unreadable_prompt_is_served_without_a_prediction(
     http: aiohttp.ClientSession, engine_url: str, guess: Guess, fields: dict[str, Any]
 ) -> None:
     with gateway(engine_url, policy="sjf", predictor="fast") as url:
@@ -169,7 +169,7 @@ async def test_what_cannot_be_read_is_served_all_the_same(
 
 
 @pytest.mark.parametrize("messages", [["no object"], [{"role": 3, "content": {"deep": []}}], [[]]])
-async def test_odd_messages_are_the_engines_business(
+async def test_invalid_messages_are_passed_to_the_engine(
     http: aiohttp.ClientSession, engine_url: str, guess: Guess, messages: list[Any]
 ) -> None:
     with gateway(engine_url, policy="sjf", predictor="fast") as url:
@@ -204,11 +204,11 @@ async def test_a_chat_is_rendered_with_roles_and_tools(
 async def test_every_answer_is_learned_from_once(
     http: aiohttp.ClientSession, guess: Guess, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    told: list[tuple[int | None, bool]] = []
+    observed: list[tuple[int | None, bool]] = []
     ended = PredictionService.ended
 
     def noting(self: PredictionService, key: str, tokens: int | None, *, censored: bool = False) -> None:
-        told.append((tokens, censored))
+        observed.append((tokens, censored))
         ended(self, key, tokens, censored=censored)
 
     monkeypatch.setattr(PredictionService, "ended", noting)
@@ -221,11 +221,11 @@ async def test_every_answer_is_learned_from_once(
                 assert stream is ("[DONE]" in text)
                 assert not stream or "usage" not in text
         await events(http, url, observed=2)
-    assert told == [(5, False), (9, True), (None, False)]
+    assert observed == [(5, False), (9, True), (None, False)]
     del guess
 
 
-async def test_the_usage_of_a_stream_is_asked_for_and_kept_from_a_client_who_did_not_ask(
+async def test_the_usage_of_a_stream_is_requested_and_hidden_from_a_client_that_did_not_ask_for_it(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
 ) -> None:
 
@@ -243,11 +243,11 @@ async def test_the_usage_of_a_stream_is_asked_for_and_kept_from_a_client_who_did
         none = await streamed(url)
     assert plain == refused == off == none
     assert asked.replace('data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n', "") == plain
-    told = [sent.get("stream_options") for sent in engine.bodies]
-    assert told == [{"include_usage": True}, {"include_usage": True}, {"include_usage": False}, None, None]
+    options = [sent.get("stream_options") for sent in engine.bodies]
+    assert options == [{"include_usage": True}, {"include_usage": True}, {"include_usage": False}, None, None]
 
 
-async def test_a_client_that_leaves_in_the_middle_teaches_that_the_answer_was_longer(
+async def test_an_answer_whose_client_disconnects_is_observed_as_censored(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
 ) -> None:
     engine.token_s = 0.01
@@ -260,7 +260,7 @@ async def test_a_client_that_leaves_in_the_middle_teaches_that_the_answer_was_lo
         await events(http, url, observed=1)
 
 
-async def test_under_fcfs_nothing_is_asked_until_the_policy_changes(
+async def test_under_fcfs_nothing_is_predicted_until_the_policy_changes(
     http: aiohttp.ClientSession, engine_url: str, guess: Guess
 ) -> None:
     with gateway(engine_url, policy="fcfs", predictor="fast") as url:
@@ -287,7 +287,7 @@ async def test_nothing_is_predicted_for_a_request_that_is_refused(
         assert (await first)[0] == 200
 
 
-async def test_an_engine_with_our_scheduler_gets_the_prediction_that_the_gateway_has(
+async def test_an_engine_with_our_scheduler_gets_the_gateways_prediction(
     http: aiohttp.ClientSession, guess: Guess
 ) -> None:
     engine = StandIn(lengths=dict.fromkeys(["blocker", "predicted", "merged", "hinted"], 1))
@@ -311,17 +311,17 @@ async def test_an_engine_with_our_scheduler_gets_the_prediction_that_the_gateway
     assert xargs["hinted"] == {"expected_tokens": 7.0}
 
 
-async def test_a_request_never_waits_for_its_prediction_and_is_sent_without_one(
+async def test_a_request_without_a_prediction_yet_is_sent_at_once(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
 ) -> None:
     guess.gate.clear()
     with gateway({"url": engine_url, "kind": "lengthwise"}, policy="sjf", predictor="fast") as url:
         assert (await post(http, url, asking("a", "about 300")))[0] == 200
-    assert "vllm_xargs" not in engine.bodies[0], "the engine predicts it"
+    assert "vllm_xargs" not in engine.bodies[0], "the engine predicts it itself"
 
 
 @pytest.mark.parametrize("options", [{"kind": "openai"}, {"policy": "fcfs"}, {"predictor": "none"}])
-async def test_no_prediction_is_forwarded_to_unknown_engines_or_where_none_is_made(
+async def test_no_prediction_is_forwarded_to_other_engines_or_without_a_predictor(
     http: aiohttp.ClientSession, guess: Guess, options: dict[str, Any]
 ) -> None:
     engine = StandIn(lengths=dict.fromkeys(["blocker", "a"], 1))
@@ -342,7 +342,7 @@ async def learn(http: aiohttp.ClientSession, url: str) -> None:
             assert (await post(http, url, asking(name, name * 200)))[0] == 200
 
 
-async def test_prefix_memory_orders_by_the_lengths_behind_the_same_prefix(http: aiohttp.ClientSession) -> None:
+async def test_prefix_memory_orders_by_the_lengths_of_the_same_prefix(http: aiohttp.ClientSession) -> None:
     engine = StandIn(lengths={"blocker": 1, "chatty": 400, "terse": 3})
     with (
         served(engine.app()) as engine_url,
@@ -367,7 +367,7 @@ async def test_engines_behind_one_gateway_share_its_prefix_memory(http: aiohttp.
         assert min(len(engine.bodies) for engine in engines) > 0
 
 
-async def test_a_template_is_known_by_header_or_metadata(http: aiohttp.ClientSession) -> None:
+async def test_a_template_is_named_by_header_or_metadata(http: aiohttp.ClientSession) -> None:
     engine = StandIn()
     with served(engine.app()) as engine_url, gateway(engine_url, memory="on") as url:
         nodes = "lengthwise_prefix_memory_nodes"

@@ -1,4 +1,4 @@
-"""A client's connection on a clock of its own: how long it may be idle, and answers that are sent in one write."""
+"""A client's connection with simulated time: its timeouts, and answers that are sent in one write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Timer:
 
 
 class Loop:
-    """An event loop whose time passes when a test says so."""
+    """An event loop with simulated time."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -79,7 +79,7 @@ class Transport:
 
 
 class Connection:
-    """A connection to an application that answers with the path, if possible at once."""
+    """A connection to an application that answers with the path, in one write if possible."""
 
     def __init__(self, headers: list[tuple[bytes, bytes]] | None = None, limits: ConnectionLimits = LIMITS) -> None:
         self.loop, self.transport = Loop(), Transport()
@@ -128,7 +128,7 @@ async def test_a_connection_is_closed_after_it_was_idle_for_the_keep_alive_time(
     assert [write.partition(b"\r\n\r\n")[2] for write in connection.transport.writes] == [b"/0", b"/1", b"/2"]
 
 
-async def test_many_requests_need_no_timers_of_their_own() -> None:
+async def test_many_requests_share_one_timer() -> None:
     connection = Connection()
     for number in range(100):
         await connection.receive(REQUEST % number, number + 1)
@@ -136,7 +136,7 @@ async def test_many_requests_need_no_timers_of_their_own() -> None:
     assert len(connection.loop.timers) == 1
 
 
-async def test_after_a_pause_the_next_head_has_its_own_time_to_arrive() -> None:
+async def test_after_a_pause_the_next_head_has_the_whole_header_timeout() -> None:
     connection = Connection()
     await connection.receive(REQUEST % 0, 1)
     connection.loop.advance(60)
@@ -157,7 +157,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
     assert [write[-2:] for write in connection.transport.writes] == [b"/0", b"/1", b"/2"]
 
 
-async def test_a_client_that_wants_to_close_gets_its_answer_and_is_closed() -> None:
+async def test_a_connection_with_connection_close_is_closed_after_its_answer() -> None:
     connection = Connection()
     await connection.receive((REQUEST % 0).replace(b"host: g", b"connection: close"), 1)
     assert b"\r\nconnection: close\r\n" in connection.transport.writes[0]
@@ -172,7 +172,7 @@ async def test_a_header_with_a_line_break_is_not_sent(value: bytes) -> None:
     assert not any(value in write for write in connection.transport.writes)
 
 
-async def test_an_answer_waits_by_messages_while_the_client_does_not_read() -> None:
+async def test_an_answer_is_not_sent_in_one_write_while_the_client_does_not_read() -> None:
     connection = Connection()
     connection.gate.clear()
     connection.protocol.data_received(REQUEST % 0)

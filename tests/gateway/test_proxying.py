@@ -1,4 +1,4 @@
-"""The gateway as an HTTP proxy: headers, query, the end of a stream, when to try again, and which peer is local."""
+"""The gateway as an HTTP proxy: headers, query, the end of a stream, retry-after, and which peer is local."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_header_in_utf8_reaches_the_engine_unchanged(
     assert (b"x-note", value.encode()) in engine.raw_headers[0]
 
 
-async def test_headers_that_connection_names_end_at_the_gateway(
+async def test_headers_named_by_connection_are_not_forwarded(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     hop = {"connection": "keep-alive, X-Hop", "x-hop": "secret", "x-end": "stays"}
@@ -67,7 +67,7 @@ async def test_headers_that_connection_names_end_at_the_gateway(
         (b'data: {"choices": [{"text": "data: [DONE]"}]}\n\n', "broken_stream"),
     ],
 )
-async def test_a_stream_that_ends_without_done_counts_as_failed_and_passes(
+async def test_a_stream_without_done_passes_and_counts_as_broken(
     http: aiohttp.ClientSession, end: bytes, outcome: str
 ) -> None:
     stream = b'data: {"choices": [{"text": "a"}]}\n\n' + end
@@ -135,7 +135,7 @@ async def test_the_policy_is_changed_from_this_machine(http: aiohttp.ClientSessi
             assert await response.json() == changed
 
 
-async def test_a_model_name_writes_no_lines_of_its_own_to_the_log(
+async def test_a_model_name_cannot_forge_a_line_of_the_log(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     name = "gpt-x\nERROR forged line\x1b[2J\u2028" + "y" * 5000
@@ -154,7 +154,7 @@ async def test_a_model_name_writes_no_lines_of_its_own_to_the_log(
     assert len(seen) < 1000
 
 
-async def test_health_says_that_predictions_come_from_history_after_the_predictor_died(
+async def test_health_reports_predictions_from_history_after_the_predictor_died(
     http: aiohttp.ClientSession, engine_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     (tmp_path / "dying.py").write_text(
@@ -165,8 +165,8 @@ async def test_health_says_that_predictions_come_from_history_after_the_predicto
 
     async def health(url: str) -> tuple[str, str]:
         async with http.get(url + "/health") as response:
-            told = json.loads(await response.read())
-            return told["predictor"], told["predictions_from"]
+            found = json.loads(await response.read())
+            return found["predictor"], found["predictions_from"]
 
     with gateway(engine_url, predictor="dying:Dying", policy="sjf") as url:
         assert await health(url) == ("dying:Dying", "predictor")

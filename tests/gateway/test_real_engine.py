@@ -35,15 +35,15 @@ def engine(embedded_engine: EmbeddedEngine) -> EmbeddedEngine:
 
 @pytest.fixture
 def gateway(engine: EmbeddedEngine, request: pytest.FixtureRequest) -> Iterator[str]:
-    """`lengthwise serve` in a process of its own, with the policy that the test asks for."""
+    """Run `lengthwise serve` in a process, with the policy of the parameter."""
     policy = getattr(request, "param", "sjf")
     flags = ["--engine", engine.url, "--policy", policy, "--in-flight", str(SLOTS), "--port", "0"]
     command = [sys.executable, "-m", "lengthwise", "serve", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    told = process.stdout.readline()
-    found = re.search(r"http://[\d.]+:\d+", told)
-    assert found is not None, told
+    line = process.stdout.readline()
+    found = re.search(r"http://[\d.]+:\d+", line)
+    assert found is not None, line
     yield found[0]
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
@@ -67,25 +67,25 @@ async def test_a_chat_is_answered(gateway: str, http: aiohttp.ClientSession) -> 
     assert body["usage"]["completion_tokens"] <= 8
 
 
-async def test_our_scheduler_is_found_in_the_engine(gateway: str, http: aiohttp.ClientSession) -> None:
+async def test_our_scheduler_is_recognised_in_the_engine(gateway: str, http: aiohttp.ClientSession) -> None:
     async with http.get(f"{gateway}/lengthwise/v1/engines") as answer:
         found = (await answer.json())["engines"][0]
     assert found["kind"] == "lengthwise"
     assert "with our scheduler" in found["description"]
 
 
-async def test_a_stream_says_the_same(gateway: str, http: aiohttp.ClientSession) -> None:
+async def test_a_stream_has_the_same_text(gateway: str, http: aiohttp.ClientSession) -> None:
     async with http.post(f"{gateway}/v1/chat/completions", json=chat()) as answer:
         whole = (await answer.json())["choices"][0]["message"]["content"]
     async with http.post(f"{gateway}/v1/chat/completions", json=chat(stream=True)) as answer:
         events = [line.decode().removeprefix("data: ").strip() async for line in answer.content]
     *pieces, end = [event for event in events if event]
-    said = [json.loads(piece)["choices"][0]["delta"].get("content") or "" for piece in pieces]
-    assert "".join(said) == whole
+    texts = [json.loads(piece)["choices"][0]["delta"].get("content") or "" for piece in pieces]
+    assert "".join(texts) == whole
     assert end == "[DONE]"
 
 
-async def test_lengths_are_predicted_and_learned_from_a_stream_whose_client_asked_for_no_usage(
+async def test_lengths_of_streams_without_usage_are_predicted_and_learned(
     gateway: str, http: aiohttp.ClientSession
 ) -> None:
     async with http.post(f"{gateway}/v1/chat/completions", json=chat(stream=True)) as answer:
@@ -99,19 +99,19 @@ async def test_lengths_are_predicted_and_learned_from_a_stream_whose_client_aske
     assert await metric(http, gateway, 'lengthwise_predictor_events_total{event="answered"}') == 1
 
 
-async def test_several_answers_to_one_prompt(gateway: str, http: aiohttp.ClientSession) -> None:
+async def test_a_request_for_several_answers_gets_them(gateway: str, http: aiohttp.ClientSession) -> None:
     body = chat(n=3, temperature=1.0, nvext={"agent_hints": {"osl": 8}})
     async with http.post(f"{gateway}/v1/chat/completions", json=body) as answer:
         assert len((await answer.json())["choices"]) == 3
 
 
-async def test_the_engines_own_refusal_is_passed_on(gateway: str, http: aiohttp.ClientSession) -> None:
+async def test_a_refusal_of_the_engine_is_passed_on(gateway: str, http: aiohttp.ClientSession) -> None:
     async with http.post(f"{gateway}/v1/chat/completions", json=chat(max_tokens=100_000)) as answer:
         assert answer.status == 400
         assert "error" in await answer.json()
 
 
-async def test_a_client_that_leaves_frees_the_engine(engine: EmbeddedEngine, gateway: str) -> None:
+async def test_a_request_whose_client_disconnects_is_aborted(engine: EmbeddedEngine, gateway: str) -> None:
     body = chat(max_tokens=400, ignore_eos=True, stream=True)
     async with aiohttp.ClientSession() as leaving:
         answer = await leaving.post(f"{gateway}/v1/chat/completions", json=body)
@@ -124,13 +124,13 @@ async def test_a_client_that_leaves_frees_the_engine(engine: EmbeddedEngine, gat
             if re.search(r"^vllm:num_requests_running\{.*\} 0\.0$", text, re.MULTILINE):
                 return
             await asyncio.sleep(0.1)
-    pytest.fail("the engine still works for a client that has left")
+    pytest.fail("the engine still runs a request whose client has disconnected")
 
 
 async def latency_in_tokens(gateway: str, lengths: list[int]) -> float:
-    """Mean over requests of the tokens that all answers together had when a request was done.
+    """Return the mean over requests of the tokens of all answers that had finished with it.
 
-    A clock that does not depend on how busy this machine is.
+    A clock that does not depend on the load of the machine.
     """
     done_tokens = 0
     latencies = []
@@ -163,7 +163,7 @@ async def test_thirty_requests_are_served_under_each_policy(gateway: str, reques
     LATENCY[request.node.callspec.params["gateway"]] = await latency_in_tokens(gateway, lengths)
 
 
-def test_mean_latency_falls_at_the_gateway_too() -> None:
+def test_sjf_lowers_mean_latency_at_the_gateway() -> None:
     assert LATENCY["sjf"] < 0.75 * LATENCY["fcfs"]
 
 

@@ -18,7 +18,7 @@ from lengthwise.policies import Fcfs, Job
 
 @dataclass
 class Clocked:
-    """A dispatcher as far as the ring reads it."""
+    """The part of a dispatcher that the ring reads."""
 
     now: float = 0.0
     policy: Any = field(default_factory=Fcfs)
@@ -45,14 +45,14 @@ def ended(number: int, tokens: int | None, arrival: float, tenant: str = "a", *,
 
 
 @given(st.lists(st.integers(1, 4000), max_size=40), st.integers(1, 12), st.integers(0, 15))
-def test_the_ring_keeps_the_last_requests_in_order(lengths: list[int], most: int, asked: int) -> None:
+def test_the_ring_keeps_the_last_requests_in_order(lengths: list[int], most: int, wanted: int) -> None:
     clock = Clocked()
     recent = RecentRequests(cast("Any", clock), most)
     for number, tokens in enumerate(lengths):
         clock.now += 1.0
         recent.add(ended(number, tokens, clock.now - 1.0))
-    kept = min(most, asked, len(lengths))
-    assert recent.last(asked)["tokens"].tolist() == lengths[len(lengths) - kept :]
+    kept = min(most, wanted, len(lengths))
+    assert recent.last(wanted)["tokens"].tolist() == lengths[len(lengths) - kept :]
     assert recent.added == len(lengths)
 
 
@@ -65,14 +65,14 @@ def test_requests_older_than_an_hour_are_not_returned() -> None:
     assert recent.all()["tokens"].tolist() == [7]
 
 
-def test_failures_and_unmeasured_answers_are_in_no_row() -> None:
+def test_failures_and_answers_without_a_length_have_no_row() -> None:
     recent = RecentRequests(cast("Any", Clocked()))
     recent.add(ended(0, None, 0.0))
     recent.add(ended(1, 3, 0.0, failed=True))
     assert (recent.added, recent.failed) == (0, 1)
 
 
-def test_a_row_holds_the_prediction_and_where_it_came_from() -> None:
+def test_a_row_holds_the_prediction_and_its_source() -> None:
     recent = RecentRequests(cast("Any", Clocked()))
     call = ended(3, 5, 0.0)
     recent.add(call)
@@ -81,7 +81,7 @@ def test_a_row_holds_the_prediction_and_where_it_came_from() -> None:
     assert row["mu"] == pytest.approx(call.job.mu, abs=1e-5)
 
 
-def test_names_beyond_the_most_share_one_number() -> None:
+def test_names_beyond_the_limit_share_one_number() -> None:
     recent = RecentRequests(cast("Any", Clocked()))
     numbers = {recent.tenants.number(f"tenant-{i}") for i in range(1000)}
     assert len(numbers) == len(recent.tenants.names) <= 256

@@ -1,4 +1,4 @@
-"""A new model file takes over in a running gateway, and a bad one changes nothing."""
+"""A running gateway loads a new model file; an invalid one changes nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def until_version(http: aiohttp.ClientSession, url: str, path: Path) -> No
     await until(used, 60)
 
 
-async def test_a_new_file_takes_over_while_requests_are_served_and_none_is_lost(
+async def test_a_new_file_is_loaded_under_load_without_losing_a_request(
     engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     path = write_file(tmp_path / "my.lw", 0.0)
@@ -75,7 +75,7 @@ async def test_a_new_file_takes_over_while_requests_are_served_and_none_is_lost(
     assert state["since"] > 1.7e9
 
 
-async def test_a_bad_file_changes_nothing_and_is_reported_until_a_good_one_arrives(
+async def test_an_invalid_file_changes_nothing_and_is_reported_until_a_valid_one_arrives(
     engine_url: str, http: aiohttp.ClientSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_file(tmp_path / "my.lw", 0.0)
@@ -99,7 +99,7 @@ async def test_a_bad_file_changes_nothing_and_is_reported_until_a_good_one_arriv
         assert (await health(http, url))["watch"]["error"] is None
 
 
-async def test_beside_a_traffic_log_a_file_that_appears_replaces_the_packaged_predictor(
+async def test_a_model_file_that_appears_in_the_traffic_log_replaces_the_packaged_predictor(
     engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     with gateway(engine_url, predictor="fast", learn=tmp_path, watch=True) as url:
@@ -107,6 +107,6 @@ async def test_beside_a_traffic_log_a_file_that_appears_replaces_the_packaged_pr
         await until_version(http, url, write_file(tmp_path / "predictor.lw", 0.5))
 
 
-def test_without_a_file_there_is_nothing_to_watch() -> None:
+def test_watch_without_a_file_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no file to watch"):
         GatewayConfig.model_validate({"engines": ["http://x"], "watch": True})

@@ -43,22 +43,22 @@ def test_retries_never_exceed_their_share_of_requests_and_the_floor(events: list
         assert made <= 10 + 0.1 * requests + 3 * clock.now + 1e-6
 
 
-def test_waits_grow_with_jitter_and_include_what_the_engine_asks_for() -> None:
+def test_waits_grow_exponentially_with_jitter() -> None:
     retries = Retries(most=3, share=0.1, jitter=random.Random(1))
     waits = [retries.wait_s(n) for n in range(3)]
     assert all(wait is not None and 0 <= wait <= 0.025 * 2**n for n, wait in enumerate(waits))
     assert retries.wait_s(3) is None
 
 
-@pytest.mark.parametrize(("asked", "waits"), [(None, True), (2.0, True), (60.0, False)])
-def test_an_engine_that_asks_for_a_long_wait_is_not_asked_again(asked: float | None, waits: bool) -> None:
-    wait_s = Retries(most=1, share=0.0).wait_s(0, asked)
+@pytest.mark.parametrize(("retry_after", "waits"), [(None, True), (2.0, True), (60.0, False)])
+def test_a_long_retry_after_prevents_a_retry(retry_after: float | None, waits: bool) -> None:
+    wait_s = Retries(most=1, share=0.0).wait_s(0, retry_after)
     assert (wait_s is not None) == waits
-    assert wait_s is None or wait_s >= (asked or 0.0)
+    assert wait_s is None or wait_s >= (retry_after or 0.0)
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("2", 2.0), ("-1", 0.0), (None, None), ("Wed, 21 Oct 2026", None)])
-def test_a_retry_after_header_in_seconds_is_read(header: str | None, seconds: float | None) -> None:
+def test_a_retry_after_header_is_parsed_in_seconds(header: str | None, seconds: float | None) -> None:
     assert retry_after_s(header) == seconds
 
 
@@ -78,7 +78,7 @@ async def test_a_refused_request_is_sent_to_another_engine(
 
 
 @pytest.mark.anyio
-async def test_an_engine_that_asks_for_a_pause_gets_one_while_another_can_take_its_requests(
+async def test_an_engine_that_sends_retry_after_pauses_while_another_serves_its_requests(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lengthwise.gateway.dispatch._MOST_PAUSE_S", 600.0)
@@ -90,7 +90,7 @@ async def test_an_engine_that_asks_for_a_pause_gets_one_while_another_can_take_i
 
 
 @pytest.mark.anyio
-async def test_a_request_whose_connection_is_lost_before_the_first_byte_is_sent_to_another_engine(
+async def test_a_request_lost_before_the_first_byte_is_sent_to_another_engine(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     with RawEngine(EVENTS) as broken, gateway(broken.url, engine_url, router="round_robin") as url:
@@ -99,13 +99,13 @@ async def test_a_request_whose_connection_is_lost_before_the_first_byte_is_sent_
                 assert response.status == 200
         assert await metric(http, url, 'lengthwise_retries_total{reason="broken"}') >= 1
         assert await metric(http, url, 'lengthwise_engine_up{engine="engine-0"}') == 1, (
-            "one request takes no engine away"
+            "one lost request does not mark an engine as down"
         )
     assert sorted(engine.names()) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.anyio
-async def test_nothing_is_sent_again_after_the_first_byte(
+async def test_a_request_is_not_retried_after_the_first_byte(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     with (
@@ -121,7 +121,7 @@ async def test_nothing_is_sent_again_after_the_first_byte(
 
 
 @pytest.mark.anyio
-async def test_the_only_engine_is_asked_again_when_it_asks_for_it_and_its_last_refusal_is_passed_on(
+async def test_the_only_engine_is_retried_after_its_retry_after_and_its_last_refusal_is_passed_on(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     engine.mode, engine.retry_after = "busy", "0.01"
@@ -161,7 +161,7 @@ async def test_a_retry_waits_for_another_engine_without_blocking_requests_behind
 
 
 @pytest.mark.anyio
-async def test_an_answer_in_one_piece_that_hangs_fails_once_the_engines_speed_is_known(
+async def test_an_answer_in_one_piece_that_hangs_times_out_once_the_engines_speed_is_known(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     with gateway(engine_url, in_flight=1, first_byte_timeout_s=0.2) as url:
@@ -187,7 +187,9 @@ async def test_a_request_that_takes_too_long_ends_with_504_and_a_stream_with_an_
         assert len(tokens) == 2
         assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "timeout"
         await until_true(lambda: engine.aborted == 2)
-        assert await metric(http, url, 'lengthwise_engine_breaker_open{engine="engine-0"}') == 0, "not its failure"
+        assert await metric(http, url, 'lengthwise_engine_breaker_open{engine="engine-0"}') == 0, (
+            "the timeout is no failure of the engine"
+        )
 
 
 @pytest.mark.anyio
@@ -198,7 +200,7 @@ async def test_a_request_that_takes_too_long_ends_with_504_and_a_stream_with_an_
         ({"enforce_deadlines": True}, {"x-lengthwise-slo-s": "0.1"}, 504, "deadline_exceeded"),
     ],
 )
-async def test_a_request_that_waits_too_long_fails_and_is_never_sent(
+async def test_a_request_that_waits_too_long_fails_and_is_not_sent(
     http: aiohttp.ClientSession,
     engine: StandIn,
     engine_url: str,

@@ -1,4 +1,4 @@
-"""Routers before real HTTP engines: prefixes attract, the dead get nothing, nothing is left over."""
+"""Routers before HTTP engines: shared prefixes, engines that are down, and ledgers that end empty."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="65"} 1.0
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[LedgerRouter]:
-    """The routers of gateways, to look into."""
+    """The routers that gateways make."""
     routers: list[LedgerRouter] = []
 
     def make(name: str) -> Router:
         router = make_router(name)
-        routers.append(cast("LedgerRouter", router))  # round_robin and random have no ledger, which no test asks for
+        routers.append(cast("LedgerRouter", router))  # tests that read the ledger use routers that have one
         return router
 
     monkeypatch.setattr("lengthwise.gateway.app.warm_router", make)
@@ -61,7 +61,7 @@ def prompt(group: int, n: int) -> str:
 
 
 @pytest.mark.parametrize("router", ["lengthwise", "cache_aware", "e2", "dynamo"])
-async def test_requests_that_begin_alike_go_to_the_same_engine(http: aiohttp.ClientSession, router: str) -> None:
+async def test_requests_with_a_shared_prefix_go_to_the_same_engine(http: aiohttp.ClientSession, router: str) -> None:
     with fleet(3, router=router) as (engines, url):
         for n in range(4):
             for group in range(3):
@@ -70,7 +70,7 @@ async def test_requests_that_begin_alike_go_to_the_same_engine(http: aiohttp.Cli
     assert [len(home) for home in homes] == [1, 1, 1]
 
 
-async def test_a_chat_goes_where_its_history_is(http: aiohttp.ClientSession) -> None:
+async def test_a_conversation_stays_on_the_engine_that_has_its_prefix(http: aiohttp.ClientSession) -> None:
     turns = [{"role": "system", "content": "Be brief. " * 100}, {"role": "user", "content": "Hello."}]
     with fleet(4, router="lengthwise") as (engines, url):
         for _ in range(5):
@@ -80,7 +80,7 @@ async def test_a_chat_goes_where_its_history_is(http: aiohttp.ClientSession) -> 
     assert sorted(len(engine.bodies) for engine in engines) == [0, 0, 0, 5]
 
 
-async def test_prompts_that_share_nothing_are_spread(http: aiohttp.ClientSession) -> None:
+async def test_prompts_without_a_shared_prefix_are_spread(http: aiohttp.ClientSession) -> None:
     with fleet(2, router="lengthwise") as (engines, url):
         for engine in engines:
             engine.gate.clear()
@@ -93,7 +93,7 @@ async def test_prompts_that_share_nothing_are_spread(http: aiohttp.ClientSession
 
 
 @pytest.mark.parametrize("router", sorted(ROUTERS))
-async def test_a_dead_engine_gets_nothing_and_nothing_is_left_when_all_have_ended(
+async def test_a_dead_engine_gets_no_request_and_the_ledger_ends_empty(
     http: aiohttp.ClientSession, router: str, made: list[LedgerRouter]
 ) -> None:
     engine, dead = StandIn(), f"http://127.0.0.1:{free_port()}"
@@ -108,7 +108,7 @@ async def test_a_dead_engine_gets_nothing_and_nothing_is_left_when_all_have_ende
         assert made[0].name == router
 
 
-async def test_engines_that_break_hang_and_refuse_and_clients_that_leave_leave_nothing_behind(
+async def test_failing_engines_and_cancelled_requests_leave_the_ledger_empty(
     http: aiohttp.ClientSession, made: list[LedgerRouter]
 ) -> None:
     with fleet(2, router="lengthwise", silence_timeout_s=0.3) as (engines, url):
@@ -127,7 +127,7 @@ async def test_engines_that_break_hang_and_refuse_and_clients_that_leave_leave_n
         leaving.cancel()
 
         async def none_left() -> bool:
-            await metric(http, url, "lengthwise_router_failures_total")  # as above
+            await metric(http, url, "lengthwise_router_failures_total")  # passes on the events, as above
             return len(made[0].ledger) == 0
 
         await until(none_left)
@@ -190,7 +190,7 @@ async def test_requests_for_a_busy_model_do_not_block_those_for_another(http: ai
     assert (len(a.bodies), len(b.bodies)) == (3, 1)
 
 
-async def test_waiting_requests_follow_their_model_to_the_engine_that_serves_it_now(
+async def test_waiting_requests_run_on_an_engine_that_starts_to_serve_their_model(
     http: aiohttp.ClientSession,
 ) -> None:
     with two_models(in_flight=1) as (a, b, url):
@@ -219,16 +219,16 @@ async def test_a_router_of_another_package_serves_requests(
     assert [engine.names() for engine in engines] == [["0", "1"], ["2", "3"]]
 
 
-async def test_an_engine_without_figures_is_asked_only_at_the_start(http: aiohttp.ClientSession) -> None:
+async def test_metrics_of_an_engine_that_has_none_are_read_only_at_the_start(http: aiohttp.ClientSession) -> None:
     with fleet(2) as (engines, url):
         async with http.get(url + "/health") as response:
             assert (await response.json())["router"] == "lengthwise"
         await until_true(lambda: all(engine.scrapes for engine in engines))
         await asyncio.sleep(0.3)
-        assert [engine.scrapes for engine in engines] == [2, 2], "once for what it is, once for its load"
+        assert [engine.scrapes for engine in engines] == [2, 2], "once for its kind, once for its load"
 
 
-async def test_the_terms_of_choices_are_in_the_metrics_and_in_the_log(
+async def test_the_cost_terms_of_decisions_are_in_the_metrics_and_in_the_log(
     http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "lengthwise.gateway.routing"), fleet(2, router="lengthwise") as (engines, url):
@@ -247,9 +247,7 @@ async def test_the_terms_of_choices_are_in_the_metrics_and_in_the_log(
     assert all("first_token=" in line for line in lines)
 
 
-async def test_before_one_engine_there_is_no_router_and_nothing_is_loaded_for_it(
-    http: aiohttp.ClientSession, made: list[LedgerRouter]
-) -> None:
+async def test_a_gateway_before_one_engine_has_no_router(http: aiohttp.ClientSession, made: list[LedgerRouter]) -> None:
     with fleet(1) as (_, url):
         assert (await post(http, url, body()))[0] == 200
         async with http.get(url + "/health") as response:
@@ -258,7 +256,7 @@ async def test_before_one_engine_there_is_no_router_and_nothing_is_loaded_for_it
     assert not made
 
 
-def test_ours_routes_among_several_engines_unless_another_is_named() -> None:
+def test_lengthwise_is_the_default_router_for_several_engines() -> None:
     one, two = ("http://a:1",), ("http://a:1", "http://b:1")
     configs = [validated(GatewayConfig, engines=engines) for engines in (one, two)]
     assert [config.chosen_router for config in configs] == [None, "lengthwise"]
@@ -266,7 +264,7 @@ def test_ours_routes_among_several_engines_unless_another_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "tokens", "blocks"),
+    ("sent", "tokens", "blocks"),
     [
         (CompletionBody(prompt="x" * 1030), 257, 4),
         (CompletionBody(prompt=["x" * 1030]), 257, 4),
@@ -280,6 +278,6 @@ def test_ours_routes_among_several_engines_unless_another_is_named() -> None:
         (ChatBody(messages=[{"role": "user", "content": "x" * 1030}]), 257, 4),
     ],
 )
-def test_a_prompt_is_known_by_its_blocks(asked: CompletionBody, tokens: int, blocks: int) -> None:
-    job = asked.job("1", 0.0, {})
+def test_a_job_has_the_tokens_and_blocks_of_its_prompt(sent: CompletionBody, tokens: int, blocks: int) -> None:
+    job = sent.job("1", 0.0, {})
     assert (job.prompt_tokens, len(job.blocks)) == (tokens, blocks)

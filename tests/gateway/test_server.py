@@ -7,7 +7,7 @@ from lengthwise.errors import InputError
 from lengthwise.gateway.server import bind, run_app
 
 
-def test_of_two_processes_that_bind_a_port_at_once_the_second_says_so() -> None:
+def test_the_second_of_two_processes_that_bind_a_port_gets_an_error() -> None:
     first = bind("127.0.0.1", 0)
     second = bind("127.0.0.1", first.getsockname()[1])  # allowed while neither listens
     first.listen(1)

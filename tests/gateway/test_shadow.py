@@ -1,4 +1,4 @@
-"""The shadow looks on: everything passes at once and as it is, and every request leaves one line in the log."""
+"""The shadow forwards every request at once and unchanged, and logs one line for each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guess]:
-    """In the place of `fast`: it predicts the number that a prompt ends with, and can be made to hang."""
+    """Replace `fast` by a predictor that reads the number at the end of a prompt and can hang."""
     made = Guess()
     monkeypatch.setattr("lengthwise.gateway.shadow.prediction_service", lambda _: PredictionService(lambda: made))
     yield made
@@ -57,20 +57,20 @@ async def streamed(http: aiohttp.ClientSession, url: str, data: dict[str, Any], 
         return await response.text()
 
 
-async def test_requests_reach_the_engine_at_once_in_the_order_they_came_and_none_waits_for_another(
+async def test_requests_are_forwarded_at_once_in_order_of_arrival(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, log: Path
 ) -> None:
     engine.gate.clear()
     names = [f"r{n}" for n in range(40)]
     with shadow(engine_url, log) as url:
-        asked = []
+        calls = []
         for n, name in enumerate(names):
-            asked.append(asyncio.create_task(streamed(http, url, body(name, 3 + n % 5))))
+            calls.append(asyncio.create_task(streamed(http, url, body(name, 3 + n % 5))))
             await until_true(lambda n=n: len(engine.bodies) == n + 1)  # type: ignore[misc]
         assert engine.names() == names
-        assert engine.running == len(names), "all are with the engine while none is answered"
+        assert engine.running == len(names), "all run in the engine before the first answer"
         engine.gate.set()
-        answers = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*calls)
     assert all("[DONE]" in answer for answer in answers)
     entries = read_log(log).entries
     assert [entry.output_tokens for entry in entries] == [3 + n % 5 for n in range(40)]
@@ -91,9 +91,7 @@ async def test_a_body_and_its_answer_pass_byte_for_byte(
     assert headers.items() <= engine.headers[0].items()
 
 
-async def test_a_stream_comes_back_byte_for_byte_with_the_engines_own_headers(
-    http: aiohttp.ClientSession, log: Path
-) -> None:
+async def test_a_stream_passes_byte_for_byte_with_the_engines_headers(http: aiohttp.ClientSession, log: Path) -> None:
     events = b"".join(b'data: {"n":%d}\r\n\r\n' % n for n in range(300)) + b": a comment\n\ndata: [DONE]\n\nno end"
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-request-id: its\r\nconnection: close\r\n\r\n"
     with RawEngine(head + events) as engine, shadow(engine.url, log) as url:
@@ -104,9 +102,7 @@ async def test_a_stream_comes_back_byte_for_byte_with_the_engines_own_headers(
 
 
 @pytest.mark.parametrize("data", [b"not json", b'{"max_tokens": "many"}', b"[1]"])
-async def test_what_the_shadow_cannot_read_is_for_the_engine_to_answer(
-    http: aiohttp.ClientSession, log: Path, data: bytes
-) -> None:
+async def test_an_invalid_body_is_passed_to_the_engine(http: aiohttp.ClientSession, log: Path, data: bytes) -> None:
     reply = (
         b'HTTP/1.1 400 No\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 8\r\n\r\n{"a": 1}'
     )
@@ -129,20 +125,20 @@ async def test_other_paths_and_methods_pass_unlogged(
     assert read_log(log).entries == ()
 
 
-async def test_each_line_says_when_how_long_and_what_was_predicted(
+async def test_each_line_has_the_times_the_length_and_the_prediction(
     http: aiohttp.ClientSession, log: Path, guess: Guess
 ) -> None:
     engine = StandIn(token_s=0.005, lengths={"whole": 20})
     with served(engine.app()) as engine_url, shadow(engine_url, log, "fast") as url:
         text = await streamed(http, url, body("whole", 90, prompt="about 25"))
-        assert "usage" not in text, "the client asked for none"
+        assert "usage" not in text, "the client did not ask for it"
         await streamed(http, url, body("cut", 4, prompt="about 300"))
         async with http.post(url + PLAIN, json=body("plain", 7, prompt="about 9")) as response:
             assert response.status == 200
-        async with http.post(url + PLAIN, json=body("told", 7, nvext={"agent_hints": {"osl": 7}})) as response:
+        async with http.post(url + PLAIN, json=body("hinted", 7, nvext={"agent_hints": {"osl": 7}})) as response:
             assert response.status == 200
     assert engine.bodies[0]["stream_options"] == {"include_usage": True}
-    whole, cut, plain, told = read_log(log).entries
+    whole, cut, plain, hinted = read_log(log).entries
     assert (whole.end, whole.output_tokens, whole.prompt_tokens, whole.max_tokens) == ("whole", 20, 7, 90)
     assert whole.first_token_s is not None
     assert whole.arrival_s < whole.first_token_s < whole.finished_s
@@ -151,15 +147,15 @@ async def test_each_line_says_when_how_long_and_what_was_predicted(
     assert whole.prediction_mu == pytest.approx(math.log(25))
     assert (cut.end, cut.output_tokens, cut.exact) == ("cut", 4, True)
     assert (plain.end, plain.streamed, plain.first_token_s, plain.output_tokens) == ("cut", False, None, 7)
-    assert (told.source, told.prediction_sigma) == ("hint", 0.0)
-    assert told.prediction_mu == pytest.approx(math.log(7))
+    assert (hinted.source, hinted.prediction_sigma) == ("hint", 0.0)
+    assert hinted.prediction_mu == pytest.approx(math.log(7))
     account = read_log(log).account
     assert account is not None
     assert (account.asked, account.answered, account.failed) == (3, 3, 0)
     del guess
 
 
-async def test_a_predictor_that_hangs_or_raises_holds_up_nobody(
+async def test_a_predictor_that_hangs_or_raises_delays_no_request(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, log: Path, guess: Guess
 ) -> None:
     guess.gate.clear()
@@ -173,7 +169,7 @@ async def test_a_predictor_that_hangs_or_raises_holds_up_nobody(
     assert [entry.source for entry in read_log(log).entries] == ["prior", "history", "history", "history"]
 
 
-async def test_a_client_that_leaves_frees_the_engine_and_is_logged_so(
+async def test_a_request_whose_client_disconnects_is_aborted_and_logged(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, log: Path
 ) -> None:
     engine.token_s = 0.01
@@ -187,14 +183,16 @@ async def test_a_client_that_leaves_frees_the_engine_and_is_logged_so(
     assert entry.output_tokens is None or 1 <= entry.output_tokens < 900
 
 
-async def test_an_engine_that_dies_is_told_as_such(http: aiohttp.ClientSession, log: Path) -> None:
+async def test_a_request_to_a_dead_engine_gets_502_and_is_logged_as_broken(
+    http: aiohttp.ClientSession, log: Path
+) -> None:
     with shadow(f"http://127.0.0.1:{free_port()}", log) as url:
         async with http.post(url + PLAIN, json=body()) as response:
             assert response.status == 502
     assert [entry.end for entry in read_log(log).entries] == ["broken"]
 
 
-async def test_a_full_disk_stops_the_log_and_no_request(
+async def test_a_full_disk_stops_the_log_but_no_request(
     http: aiohttp.ClientSession, engine_url: str, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: object) -> str:
@@ -208,7 +206,7 @@ async def test_a_full_disk_stops_the_log_and_no_request(
     assert len(read_log(log).entries) == 1
 
 
-def test_a_log_is_read_as_it_was_written_and_a_line_cut_short_is_forgotten(log: Path) -> None:
+def test_a_log_is_read_back_and_an_incomplete_last_line_is_ignored(log: Path) -> None:
     header = Header("http://e", "fast", 5.0)
     first, second = (Entry(at, at + 1, "whole", "m", True, at + 0.5, 3, 10, 4) for at in (2.0, 1.0))
     rest = (Gauges(0.5, 1, 0), EngineMemory(64, 16), PredictorAccount(2, 2, 0, 0, 0.1, 0.01))
@@ -221,7 +219,7 @@ def test_a_log_is_read_as_it_was_written_and_a_line_cut_short_is_forgotten(log: 
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("", "is not a log of `lengthwise shadow`"),
         ("{}\n", "is not a record"),
@@ -230,13 +228,13 @@ def test_a_log_is_read_as_it_was_written_and_a_line_cut_short_is_forgotten(log: 
         (json.dumps({"kind": "shadow", "engine": "e", "predictor": "p", "began": 0, "format": 9}) + "\n", "format 9"),
     ],
 )
-def test_what_is_no_log_is_refused(log: Path, content: str, told: str) -> None:
+def test_a_file_that_is_not_a_log_is_refused(log: Path, content: str, message: str) -> None:
     log.write_text(content)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         read_log(log)
 
 
-def test_a_log_is_never_written_over(log: Path) -> None:
+def test_an_existing_log_is_not_overwritten(log: Path) -> None:
     log.write_text("precious")
     with pytest.raises(InputError, match="exists already"), ShadowLog(log, Header("e", "p", 0.0)):
         pass

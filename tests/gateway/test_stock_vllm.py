@@ -1,4 +1,4 @@
-"""`lengthwise serve` before a real stock vLLM with `--scheduling-policy priority`: it serves in the policy's order.
+"""`lengthwise serve` before a real stock vLLM with `--scheduling-policy priority`: requests run in the policy's order.
 
 SGLang has no build for this platform: `test_engine_kinds.py` has a stand-in with its paths, metrics and polarity.
 """
@@ -23,7 +23,7 @@ EACH = 5
 
 
 async def answer(http: aiohttp.ClientSession, url: str, tokens: int, ended: list[int]) -> None:
-    """Ask for so many tokens, declared as a hint; note when the answer ends."""
+    """Request `tokens` tokens, with a hint, and append them to `ended` when the answer ends."""
     body: dict[str, Any] = {
         "model": MODEL_NAME,
         "messages": [{"role": "user", "content": "Count."}],

@@ -44,10 +44,10 @@ async def test_a_conversation_stays_on_its_engine(
         for _ in range(5):
             assert (await respond(http, url, previous_response_id="resp_1"))[0] == 200
     assert sorted(len(engine.bodies) for engine in engines) == [0, 0, 6]
-    assert not any(engine.others for engine in engines), "an engine was asked for an answer whose engine is known"
+    assert not any(engine.others for engine in engines), "no engine is asked: the engine of the answer is known"
 
 
-async def test_the_engine_of_an_answer_that_the_gateway_does_not_remember_is_found_once(
+async def test_the_engine_of_an_unknown_answer_is_searched_once(
     http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
 ) -> None:
     engines, urls = fleet
@@ -60,7 +60,7 @@ async def test_the_engine_of_an_answer_that_the_gateway_does_not_remember_is_fou
 
 
 @pytest.mark.parametrize("name", ["resp_unknown", "../../sleep", "", "a/b?c", "é", "x" * 5000])
-async def test_an_id_that_no_engine_knows_is_left_to_an_engine_to_refuse(
+async def test_a_request_with_an_unknown_id_is_passed_to_an_engine(
     http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]], name: str
 ) -> None:
     engines, urls = fleet

@@ -40,7 +40,7 @@ class Clock:
 
 
 @given(limit=LIMITS, asked=st.lists(st.tuples(WAITS, st.integers(1, 1000)), max_size=60))
-def test_in_any_window_no_more_is_taken_than_a_burst_and_the_rate(limit: int, asked: list[tuple[float, int]]) -> None:
+def test_a_token_bucket_bounds_every_window_by_burst_and_rate(limit: int, asked: list[tuple[float, int]]) -> None:
     bucket, now, taken = TokenBucket(limit, 0.0), 0.0, []
     for wait_s, amount in asked:
         now += wait_s
@@ -56,7 +56,7 @@ def test_in_any_window_no_more_is_taken_than_a_burst_and_the_rate(limit: int, as
 
 
 @given(limit=LIMITS, amount=st.integers(1, 2000), before=st.integers(0, 1000))
-def test_what_is_refused_is_admitted_after_the_wait_that_was_named_and_not_before(
+def test_a_refused_amount_is_admitted_after_the_stated_wait_and_not_before(
     limit: int, amount: int, before: int
 ) -> None:
     bucket = TokenBucket(limit, 0.0)
@@ -68,7 +68,7 @@ def test_what_is_refused_is_admitted_after_the_wait_that_was_named_and_not_befor
 
 
 @given(limit=LIMITS, answers=st.lists(st.tuples(WAITS, st.integers(0, 500), st.integers(0, 500)), max_size=40))
-def test_after_correction_only_true_tokens_count(limit: int, answers: list[tuple[float, int, int]]) -> None:
+def test_only_true_tokens_count_after_settlement(limit: int, answers: list[tuple[float, int, int]]) -> None:
     clock = Clock()
     account = Account(TenantConfig(name="a", tokens_per_minute=limit), 0.0)
     used = 0
@@ -90,14 +90,14 @@ def test_after_correction_only_true_tokens_count(limit: int, answers: list[tuple
 
 
 @given(limit=LIMITS, other=LIMITS, taken=st.integers(0, 1000))
-def test_a_new_limit_gives_back_nothing_that_was_taken(limit: int, other: int, taken: int) -> None:
+def test_a_new_limit_keeps_what_was_taken(limit: int, other: int, taken: int) -> None:
     bucket = TokenBucket(limit, 0.0)
     bucket.take(min(taken, limit), 0.0)
     bucket.resize(other, 0.0)
     assert bucket.level(0.0) == other - min(taken, limit)
 
 
-def test_concurrency_is_given_back_when_a_request_ends() -> None:
+def test_concurrency_is_released_when_a_request_ends() -> None:
     account = Account(TenantConfig(name="a", concurrency=2), 0.0)
     first, _ = Lease(account, Clock()), Lease(account, Clock())
     with pytest.raises(ApiError, match="2 requests at once"):
@@ -184,7 +184,7 @@ async def test_a_removed_key_is_refused_once_the_file_has_changed(
         await until_known(http, url, key, 401)
 
 
-async def test_a_broken_keys_file_leaves_the_keys_as_they_were(
+async def test_an_invalid_keys_file_leaves_the_keys_unchanged(
     engine_url: str, http: aiohttp.ClientSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "keys.json"
@@ -227,7 +227,7 @@ async def test_the_configuration_wins_over_limits_in_the_keys_file(
     assert headers["x-ratelimit-limit-requests"] == "60"
 
 
-async def test_beyond_its_requests_a_tenant_is_refused_with_the_time_to_wait_and_others_are_not(
+async def test_a_tenant_beyond_its_request_rate_is_refused_with_retry_after_and_others_are_not(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.json"
@@ -247,7 +247,7 @@ async def test_beyond_its_requests_a_tenant_is_refused_with_the_time_to_wait_and
     assert len(engine.bodies) == 3
 
 
-async def test_tokens_are_charged_as_predicted_and_corrected_by_the_answer(
+async def test_tokens_are_charged_by_prediction_and_corrected_by_the_answer(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.json"
@@ -271,7 +271,7 @@ async def test_tokens_are_charged_as_predicted_and_corrected_by_the_answer(
         assert await metric(http, url, 'lengthwise_tenant_tokens_total{tenant="team-a"}') == 12
 
 
-async def test_a_stream_is_charged_by_its_usage_which_its_client_does_not_see(
+async def test_a_stream_is_charged_by_a_usage_event_hidden_from_the_client(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.json"
@@ -283,7 +283,7 @@ async def test_a_stream_is_charged_by_its_usage_which_its_client_does_not_see(
         assert await metric(http, url, 'lengthwise_tenant_tokens_total{tenant="team-a"}') == 9 + 7
 
 
-async def test_beyond_its_concurrency_a_tenant_is_refused_until_a_request_ends(
+async def test_a_tenant_beyond_its_concurrency_is_refused_until_a_request_ends(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.json"
@@ -300,7 +300,7 @@ async def test_beyond_its_concurrency_a_tenant_is_refused_until_a_request_ends(
         assert (await ask(http, url, key))[0] == 200
 
 
-async def test_a_client_that_leaves_gives_its_place_back(
+async def test_a_cancelled_request_releases_its_concurrency(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.json"
@@ -326,19 +326,19 @@ async def test_priority_comes_from_the_key_unless_the_tenant_may_set_it(
     free = add_key(file, "free", {"may_set_priority": True})
     with gateway(engine_url, keys=file, in_flight=1, policy="fcfs") as url:
         engine.gate.clear()
-        asked = [asyncio.create_task(ask(http, url, plain, name="running"))]
+        calls = [asyncio.create_task(ask(http, url, plain, name="running"))]
         await until_true(lambda: engine.running == 1)
         for waiting, (key, name, fields) in enumerate(
-            [(plain, "boast", {"priority": -100}), (urgent, "urgent", {}), (free, "free", {"priority": -9})], 1
+            [(plain, "not permitted", {"priority": -100}), (urgent, "urgent", {}), (free, "free", {"priority": -9})], 1
         ):
-            asked.append(asyncio.create_task(ask(http, url, key, name=name, **fields)))
+            calls.append(asyncio.create_task(ask(http, url, key, name=name, **fields)))
             await until_waiting(http, url, waiting)
         engine.gate.set()
-        await asyncio.gather(*asked)
-    assert engine.names() == ["running", "free", "urgent", "boast"]
+        await asyncio.gather(*calls)
+    assert engine.names() == ["running", "free", "urgent", "not permitted"]
 
 
-async def test_with_keys_tenants_have_fair_shares_by_weight(
+async def test_tenants_with_keys_have_fair_shares_by_weight(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.json"
@@ -346,13 +346,13 @@ async def test_with_keys_tenants_have_fair_shares_by_weight(
     # With a quantum of one token, a tenant's next request starts as many rounds later as the last one has tokens.
     with gateway(engine_url, keys=file, in_flight=1, policy="bounded(fair(fcfs):quantum=1)") as url:
         engine.gate.clear()
-        asked = [asyncio.create_task(ask(http, url, many, name="running"))]
+        calls = [asyncio.create_task(ask(http, url, many, name="running"))]
         await until_true(lambda: engine.running == 1)
         for waiting, (key, name) in enumerate([(many, "many")] * 3 + [(few, "few")] * 3, 1):
-            asked.append(asyncio.create_task(ask(http, url, key, name=name, tokens=300)))
+            calls.append(asyncio.create_task(ask(http, url, key, name=name, tokens=300)))
             await until_waiting(http, url, waiting)
         engine.gate.set()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*calls)
     assert engine.names() == ["running", "few", "many", "few", "few", "many", "many"]
     with gateway(engine_url, keys=file) as url:
         async with http.get(url + "/health") as response:
@@ -412,7 +412,7 @@ async def test_without_keys_the_default_tenant_may_have_limits(engine_url: str, 
         assert [(await ask(http, url, None))[0] for _ in range(2)] == [200, 429]
 
 
-async def test_under_load_every_request_is_admitted_or_refused_once_and_nothing_leaks(
+async def test_every_request_under_load_is_admitted_or_refused_once(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.json"
@@ -454,7 +454,9 @@ async def test_under_load_every_request_is_admitted_or_refused_once_and_nothing_
             ]
             sent = sum(tenant == name for tenant, _ in plan)
             arrived = admitted + refused[0] + refused[2]
-            assert sent - sum(leaves for _, leaves in plan) <= arrived <= sent, "a client may leave before it is read"
+            assert sent - sum(leaves for _, leaves in plan) <= arrived <= sent, (
+                "a request may be cancelled before it is read"
+            )
             assert sum(refused) >= sum(
                 status == 429 for (tenant, _), status in zip(plan, statuses, strict=True) if tenant == name
             )

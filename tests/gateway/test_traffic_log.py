@@ -1,4 +1,4 @@
-"""The traffic log has a row for every request, and nothing from which a prompt or a key could be read."""
+"""The traffic log has a row for every request, and by default neither prompts nor keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def row(number: int, **fields: Any) -> TrafficRow:
     return PLAIN._replace(time=1e9 + number, request_id=f"r-{number}", **fields)
 
 
-async def test_a_row_has_the_length_the_predictions_and_the_waits(
+async def test_a_row_has_length_predictions_and_times(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, folder: Path
 ) -> None:
     engine.lengths = {"short": 5}
@@ -100,7 +100,7 @@ async def test_prompts_and_keys_are_not_in_the_folder_unless_prompts_are_kept(
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
-async def test_equal_prompts_have_equal_hashes_in_one_folder_and_others_elsewhere(
+async def test_equal_prompts_have_equal_hashes_within_one_folder_only(
     engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     found = []
@@ -116,7 +116,7 @@ async def test_equal_prompts_have_equal_hashes_in_one_folder_and_others_elsewher
     assert found[0].names != found[1].names
 
 
-async def test_a_client_that_leaves_and_an_engine_that_fails_have_rows_without_a_whole_answer(
+async def test_cancelled_and_failed_requests_have_rows_without_a_length(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, folder: Path
 ) -> None:
     with gateway(engine_url, learn=folder, retries=0) as url:
@@ -124,16 +124,16 @@ async def test_a_client_that_leaves_and_an_engine_that_fails_have_rows_without_a
         assert (await post(http, url, body()))[0] == 500
         engine.mode = "ok"
         engine.gate.clear()
-        asked = asyncio.create_task(post(http, url, body()))
+        call = asyncio.create_task(post(http, url, body()))
         await until_true(lambda: engine.running == 1)
-        asked.cancel()
+        call.cancel()
         await until_true(lambda: engine.aborted == 1)
     failed, left = rows(folder)
     assert (failed.output_tokens, failed.finish_reason) == (None, "error")
     assert (left.output_tokens, left.finish_reason) == (None, "cancelled")
 
 
-def test_a_part_cut_anywhere_gives_its_whole_rows(folder: Path) -> None:
+def test_the_complete_rows_of_a_truncated_part_are_read(folder: Path) -> None:
     folder.mkdir()
     whole = json.dumps(HEADER) + "\n" + "".join(row_json(row(n)) for n in range(3))
     lines = whole.encode()
@@ -148,7 +148,7 @@ def test_a_part_cut_anywhere_gives_its_whole_rows(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    ("content", "message"),
     [
         ("not json\n", "is not a traffic log"),
         ('{"kind": "lengthwise traffic", "format": 99}\n', "has format 99, newer than 1"),
@@ -156,10 +156,10 @@ def test_a_part_cut_anywhere_gives_its_whole_rows(folder: Path) -> None:
         (json.dumps(HEADER) + "\n" + row_json(row(1, history=(float("nan"), 1.0))), "is not a row"),
     ],
 )
-def test_what_is_not_a_log_is_refused(folder: Path, content: str, problem: str) -> None:
+def test_a_file_that_is_not_a_traffic_log_is_refused(folder: Path, content: str, message: str) -> None:
     folder.mkdir()
     (folder / "traffic-1-1.jsonl").write_text(content)
-    with pytest.raises(InputError, match=problem):
+    with pytest.raises(InputError, match=message):
         rows(folder)
 
 
@@ -187,7 +187,7 @@ def test_a_full_disk_drops_rows_and_is_counted(folder: Path, monkeypatch: pytest
     assert values == {"lengthwise_traffic_log_rows": 0, "lengthwise_traffic_log_dropped": 1}
 
 
-def test_the_key_is_made_once_and_a_wrong_one_is_refused(folder: Path) -> None:
+def test_the_hash_key_is_made_once_and_an_invalid_one_is_refused(folder: Path) -> None:
     levels = levels_of("m", [1, 2], tenant="t")
     first, second = (TrafficLog(folder, keep_prompts=False, max_bytes=1 << 20).keyed(levels) for _ in range(2))
     assert first.blocks.tolist() == second.blocks.tolist()
@@ -198,7 +198,7 @@ def test_the_key_is_made_once_and_a_wrong_one_is_refused(folder: Path) -> None:
         TrafficLog(folder, keep_prompts=False, max_bytes=1 << 20)
 
 
-def test_a_folder_that_cannot_be_made_and_prompts_without_a_folder_are_input_errors(tmp_path: Path) -> None:
+def test_an_unusable_folder_and_kept_prompts_without_one_are_errors(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="the traffic log cannot be written"):
         TrafficLog(tmp_path / "file", keep_prompts=False, max_bytes=1 << 20)

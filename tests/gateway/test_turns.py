@@ -1,4 +1,4 @@
-"""Policies that serve in turns, in the gateway: a tenant pays for what its answers took, not for what was expected."""
+"""`fair` in the gateway charges a tenant the true lengths of its answers, not the expected ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 LONG = 50_000
 
 
-async def test_an_answer_that_was_shorter_than_expected_costs_its_tenant_no_turn(http: aiohttp.ClientSession) -> None:
+async def test_a_tenant_is_charged_the_true_length_of_an_answer(http: aiohttp.ClientSession) -> None:
     engine = StandIn(lengths={"a": 3})
     with served(engine.app()) as engine_url, gateway(engine_url, policy="fair(fcfs)", in_flight=1) as url:
         await post(http, url, hinted("a", LONG))  # expected to be long, answered with three tokens
@@ -33,7 +33,7 @@ async def test_an_answer_that_was_shorter_than_expected_costs_its_tenant_no_turn
     assert engine.names() == ["a", "blocks", "a", "b"]
 
 
-async def test_one_that_left_before_its_turn_has_taken_nothing(http: aiohttp.ClientSession) -> None:
+async def test_a_tenant_is_not_charged_for_a_cancelled_waiting_request(http: aiohttp.ClientSession) -> None:
     engine = StandIn()
     with served(engine.app()) as engine_url, gateway(engine_url, policy="fair(fcfs)", in_flight=1) as url:
         engine.gate.clear()

@@ -1,4 +1,4 @@
-"""The length of answers of /v1/responses and /v1/messages, read from their bytes however they are cut."""
+"""The length of answers of /v1/responses and /v1/messages is read from their bytes, in any pieces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stream(path: str, tokens: int, reason: str) -> bytes:
 
 @pytest.mark.parametrize("path", MEASURES)
 @pytest.mark.parametrize(("reason", "cut"), [("stop", False), ("length", True)])
-def test_a_whole_answer_has_its_length_and_whether_it_was_cut(path: str, reason: str, cut: bool) -> None:
+def test_length_and_censoring_are_read_from_an_answer_in_one_piece(path: str, reason: str, cut: bool) -> None:
     measure = MEASURES[path]()
     measure.whole(json.dumps(whole_answer(path, 12, reason, "m")).encode())
     assert measure.length == (12, cut)
@@ -39,7 +39,7 @@ def test_a_whole_answer_has_its_length_and_whether_it_was_cut(path: str, reason:
     reason=st.sampled_from(["stop", "length"]),
     end=st.sampled_from([b"\n", b"\r\n"]),
 )
-def test_a_stream_has_the_same_length_however_it_is_cut_and_passes_unchanged(
+def test_a_stream_in_any_pieces_passes_unchanged_and_has_the_same_length(
     path: str, cuts: list[int], reason: str, end: bytes
 ) -> None:
     sent = stream(path, 9, reason).replace(b"\n", end)
@@ -52,7 +52,7 @@ def test_a_stream_has_the_same_length_however_it_is_cut_and_passes_unchanged(
 
 
 @given(path=PATHS, tokens=st.integers(1, 20))
-def test_a_stream_that_broke_off_is_at_least_as_long_as_its_deltas(path: str, tokens: int) -> None:
+def test_the_length_of_a_broken_stream_is_censored_at_its_deltas(path: str, tokens: int) -> None:
     opening, each, _ = stream_events(path, tokens, "stop", "m", usage=False)
     measure = MEASURES[path]()
     measure.lines(b"".join([*opening, *each]))
@@ -67,7 +67,7 @@ JSON = st.recursive(
 
 
 @given(path=PATHS, kind=st.sampled_from(["response.completed", "message_start", "message_delta"]), value=JSON)
-def test_an_event_with_unexpected_values_passes_and_raises_nothing(path: str, kind: str, value: object) -> None:
+def test_an_event_with_unexpected_values_passes(path: str, kind: str, value: object) -> None:
     fields: dict[str, Any] = {"response": value, "message": value, "delta": value, "usage": value}
     for event in (named(kind, **fields), named(kind, response={"status": value, "usage": {"output_tokens": value}})):
         measure = MEASURES[path]()
@@ -92,7 +92,7 @@ def test_the_number_of_the_next_event_follows_the_last() -> None:
     assert measure.next_event == 2
 
 
-def test_the_id_of_an_answer_is_known_from_its_first_event_or_its_body() -> None:
+def test_the_id_of_an_answer_is_read_from_its_first_event_or_its_body() -> None:
     streamed, whole = ResponsesMeasure(), ResponsesMeasure()
     streamed.lines(stream_events("/v1/responses", 1, "stop", "m", usage=False)[0][0])
     whole.whole(json.dumps(whole_answer("/v1/responses", 1, "stop", "m")).encode())

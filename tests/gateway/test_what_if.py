@@ -1,4 +1,4 @@
-"""Recorded traffic in the simulator: the clock is fitted, and ratios become words."""
+"""Recorded traffic in the simulator: its clock is fitted, and ratios are worded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOW = LiveFleet("fcfs", 1, 8, 40_000, "lengthwise")
 
 
 def recorded(speed: float, n: int = 120) -> Rows:
-    """Requests of an engine that is `speed` times as fast as the simulated one, in overload for a while."""
+    """Return requests of an engine that is `speed` times as fast as the simulated one."""
     rng = np.random.default_rng(0)
     rows = np.zeros(n, ROW)
     rows["arrival_s"] = np.cumsum(rng.exponential(0.3, n))
@@ -41,7 +41,7 @@ def test_the_clock_is_fitted_to_the_measured_times(speed: float) -> None:
     assert fitted.scale == pytest.approx(speed, rel=0.25)
 
 
-def test_more_engines_are_faster_and_what_runs_now_is_the_same() -> None:
+def test_more_engines_are_faster_and_the_current_fleet_is_the_same() -> None:
     question = WhatIf(policies=("fcfs", "sjf"), engines=(1, 2))
     first, same, shorter, more, _ = answers(question, replace(NOW, slots=2), recorded(1.0))
     assert first["requests"] == 120
@@ -58,5 +58,5 @@ def test_more_engines_are_faster_and_what_runs_now_is_the_same() -> None:
         (25.0, "25x faster"), (float("nan"), "unknown"),
     ],
 )  # fmt: skip
-def test_a_ratio_is_put_into_words(ratio: float, words: str) -> None:
+def test_a_ratio_is_worded(ratio: float, words: str) -> None:
     assert in_words(ratio) == words

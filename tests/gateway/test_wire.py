@@ -1,4 +1,4 @@
-"""Bytes of clients that no HTTP library sends: each is answered or refused at once, and harms no other request."""
+"""Bytes that no HTTP library sends are answered or refused at once, and harm no other request."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ JSON = json.dumps(BODY).encode()
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[str]:
+def gateway_url() -> Iterator[str]:
     engine = StandIn()
     with served(engine.app()) as engine_url, serving("--engine", engine_url, "--predictor", "fast") as (_, url):
         yield url
 
 
 def exchange(url: str, data: bytes) -> list[int]:
-    """The statuses of all answers, once the gateway has closed the connection; a hang fails."""
+    """Return the statuses of all answers once the gateway has closed the connection; a hang fails."""
     host, port = url.removeprefix("http://").split(":")
     received = b""
     with socket.create_connection((host, int(port)), timeout=20) as sock:
@@ -90,17 +90,17 @@ H2C = (b"connection: close, Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-s
         "HEAD": (b"HEAD /health HTTP/1.1\r\nhost: g\r\nconnection: close\r\n\r\n", [200]),
         "OPTIONS": (request(b"", line=b"OPTIONS %s HTTP/1.1"), [405]),
         "an upgrade to HTTP/2 with a body": (request(JSON, *H2C, closes=False), [200]),
-        "one after another request": (request(closes=False) + request(JSON, *H2C, closes=False), [200, 200]),
-        "a body that is gzip": (request(b"\x1f\x8b\x08aaaa", b"content-encoding: gzip"), [400]),
+        "an upgrade after another request": (request(closes=False) + request(JSON, *H2C, closes=False), [200, 200]),
+        "a gzip body": (request(b"\x1f\x8b\x08aaaa", b"content-encoding: gzip"), [400]),
     }.values(),
     ids=str,
 )
-def test_a_strange_request_is_answered(door: str, data: bytes, statuses: list[int]) -> None:
-    assert exchange(door, data) == statuses
+def test_an_unusual_request_is_answered(gateway_url: str, data: bytes, statuses: list[int]) -> None:
+    assert exchange(gateway_url, data) == statuses
 
 
-def test_a_request_that_asks_for_an_upgrade_may_arrive_in_pieces(door: str) -> None:
-    host, port = door.removeprefix("http://").split(":")
+def test_a_request_with_an_upgrade_may_arrive_in_pieces(gateway_url: str) -> None:
+    host, port = gateway_url.removeprefix("http://").split(":")
     data = request(JSON, *H2C, closes=False)
     with socket.create_connection((host, int(port)), timeout=20) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -173,8 +173,8 @@ def bodies() -> Iterator[tuple[bytes, bytes]]:
 
 
 @pytest.mark.anyio
-async def test_no_value_in_a_body_makes_the_gateway_fail_and_nothing_is_left_behind(door: str) -> None:
-    async with ledger(door) as book, aiohttp.ClientSession(door) as http:
+async def test_no_value_in_a_body_makes_the_gateway_fail_or_leak(gateway_url: str) -> None:
+    async with ledger(gateway_url) as book, aiohttp.ClientSession(gateway_url) as http:
         for path, raw in bodies():
             async with http.post(path.decode(), data=raw) as response:
                 answer = await response.read()

@@ -1,4 +1,4 @@
-"""Questions between workers: answers by worker, and workers that do not answer."""
+"""Messages between workers: answers by worker, and workers that do not answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_the_others_answer_and_a_worker_that_does_not_is_left_out(tmp_path
         assert list(await two.ask("repeat", 1)) == [0]
 
 
-async def test_a_worker_alone_has_no_others() -> None:
+async def test_a_single_worker_gets_no_answers() -> None:
     exchange = WorkerExchange()
     async with exchange.serving():
         assert await exchange.ask("state", None) == {}

@@ -1,4 +1,4 @@
-"""Several workers on one port, as real processes: they share limits, follow one another's changes and are restarted."""
+"""Several workers on one port share limits, apply one another's changes and are restarted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKERS = 2
 
 
 def fetch(url: str, data: object = None, method: str | None = None) -> str:
-    """Return an answer; every call has its own connection, so any worker may take it."""
+    """Return an answer; every call opens a connection, so any worker may accept it."""
     raw = None if data is None else json.dumps(data).encode()
     request = urllib.request.Request(url, raw, {"content-type": "application/json"}, method=method)  # noqa: S310
     with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310
@@ -71,7 +71,7 @@ def serving(engine: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[byte
 
 
 def policies(url: str) -> set[str]:
-    """The policies in force, by the metrics of all workers."""
+    """Return the policies in use, by the metrics of all workers."""
     found = re.findall(r'^lengthwise_policy\{worker="(\d)",policy="(\w+)"\} 1', fetch(url + "/metrics"), re.MULTILINE)
     assert len({worker for worker, _ in found}) in (1, WORKERS)
     return {policy for _, policy in found} if len(found) == WORKERS else {"not all yet"}
@@ -106,7 +106,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_changes_and_reloads_reach_all_workers_and_one_that_dies_is_replaced(
+def test_changes_and_reloads_reach_all_workers_and_a_dead_worker_is_replaced(
     serving: tuple[subprocess.Popen[bytes], str, Path],
 ) -> None:
     process, url, config = serving
@@ -119,7 +119,7 @@ def test_changes_and_reloads_reach_all_workers_and_one_that_dies_is_replaced(
     os.kill(before[0], signal.SIGKILL)
     wait_for(lambda: len(set(worker_pids(process.pid)) - set(before)) == 1, 30)
     assert before[1] in worker_pids(process.pid)
-    wait_for(lambda: policies(url) == {"sjf"}, 30)  # the new worker too
+    wait_for(lambda: policies(url) == {"sjf"}, 30)  # the new worker has it, too
     assert all(answers(url) for _ in range(10))
 
     settings = json.loads(config.read_text())
@@ -185,7 +185,7 @@ def test_the_dashboard_queue_and_explanations_of_any_worker_show_the_requests_of
 
     os.kill(worker_pids(process.pid)[0], signal.SIGKILL)
     wait_for(lambda: len(worker_pids(process.pid)) == WORKERS and len(received(url)) == WORKERS, 30)
-    wait_for(lambda: next(snapshots(url))["workers"] == WORKERS, 30)  # the new one answers too
+    wait_for(lambda: next(snapshots(url))["workers"] == WORKERS, 30)  # including the new one
     for sock in sockets:
         sock.close()
 
@@ -229,7 +229,7 @@ def test_changes_of_the_engines_are_repeated_in_their_order_and_a_policy_waits_f
     assert order == ["PUT", "POST", "DELETE"]
 
 
-def test_metrics_of_workers_are_one_text_with_each_family_once() -> None:
+def test_metrics_of_workers_are_merged_by_family() -> None:
     text = '# HELP a Text.\n# TYPE a gauge\na 1.0\n# HELP b Text.\n# TYPE b counter\nb{x="{y} z"} 2.0\n'
     assert merged_metrics({1: text, 0: text}).splitlines() == [
         "# HELP a Text.",
