@@ -22,7 +22,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the tests in the background makes them, and every process they start, ignore Ctrl-C;
-# tests of Ctrl-C would then wait for ever.
+# tests of Ctrl-C would then wait forever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -73,12 +73,12 @@ class StatingLlm:
 
     url: str
     bodies: list[dict[str, Any]]
-    """Of the chat completions that it was asked for."""
+    """The bodies of the chat completions that it received."""
 
 
 @pytest.fixture
 def stating_llm() -> Iterator[StatingLlm]:
-    """Start a server of one LLM, "tiny", that states a length where the prompt ends with a number."""
+    """Start a server of one LLM, "tiny", that states a length if the prompt ends with a number."""
     bodies: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""The classes of docs/extending.md work as they stand there."""
+"""The classes of docs/extending.md work unchanged."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import lengthwise
 
 
 @pytest.mark.parametrize("name", lengthwise.__all__)
-def test_every_public_name_is_there(name: str) -> None:
+def test_every_public_name_exists(name: str) -> None:
     assert getattr(lengthwise, name) is not None
     assert name in dir(lengthwise)
 

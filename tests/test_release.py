@@ -1,4 +1,4 @@
-"""A release: the sdist builds, the wheel that comes from it installs into a clean environment, and works there."""
+"""A release: the sdist builds, and the wheel from it installs into a clean environment and works there."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_wheel_is_small_and_holds_the_package_and_nothing_else(
     assert not any(name.endswith((".pyc", ".nbi", ".nbc")) for name in names)
 
 
-def test_the_sdist_holds_what_builds_tests_and_documents_the_package(sdist: Path) -> None:
+def test_the_sdist_holds_sources_tests_and_documentation(sdist: Path) -> None:
     with tarfile.open(sdist) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
     for name in (

@@ -1,4 +1,4 @@
-"""Settings from YAML: what is wrong is named by file and field, with what would be right."""
+"""Settings from YAML: an invalid value is named by file and field, with a hint."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Limits:
 
 
 @pytest.mark.parametrize(
-    ("kind", "content", "said"),
+    ("kind", "content", "message"),
     [
         (Whole, {}, "x.yaml, field 'name': is missing"),
         (Whole, {"nme": "a"}, "field 'name': is missing"),
@@ -66,10 +66,10 @@ class Limits:
         (Limits, {"slots": 0}, "field 'slots': 0; at least 1"),
     ],
 )
-def test_the_first_wrong_setting_is_named(kind: type, content: dict[str, Any], said: str) -> None:
+def test_the_first_invalid_setting_is_named(kind: type, content: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kind).validate_python(content)
-    assert said in str(invalid(caught.value, kind, source="x.yaml"))
+    assert message in str(invalid(caught.value, kind, source="x.yaml"))
 
 
 def test_a_section_of_a_file_is_part_of_the_field() -> None:
@@ -79,7 +79,7 @@ def test_a_section_of_a_file_is_part_of_the_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: 1\nb: {c: 1, c: 2}", "x.yaml, line 2: 'c' is given twice in one section"),
         ("a: [", "is not YAML"),
@@ -88,11 +88,11 @@ def test_a_section_of_a_file_is_part_of_the_field() -> None:
         (None, "x.yaml: no such file"),
     ],
 )
-def test_a_file_without_fields_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_file_without_fields_is_a_one_line_error(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "x.yaml"
     if text is not None:
         path.write_text(text)
     with pytest.raises(InputError) as caught:
         read_yaml(path, hint="begin with a:")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -104,7 +104,7 @@ def test_a_dotted_path_that_finds_nothing_is_an_input_error(text: str, message: 
         find(parse_spec(text), "policy", {"tie": 1})
 
 
-def test_a_module_in_the_current_folder_is_found_and_its_own_failure_is_reported(
+def test_a_module_in_the_current_folder_is_found_and_its_import_error_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "found_by_path.py").write_text("class Mine: ...\n")

@@ -66,7 +66,7 @@ def test_arms_that_cannot_be_measured_are_refused(policies: list[str], predictor
         arms_of(policies, predictors, noise=False)
 
 
-def test_a_predictor_may_have_a_probe_beside_it() -> None:
+def test_a_predictor_may_be_combined_with_a_probe() -> None:
     plain, packaged, file = Arm("sjf", "default"), Arm("srpt", "default+probe"), Arm("srpt", "fast+probe:a/paper.lw")
     assert [arm.prompt_predictor for arm in (plain, packaged, file)] == ["default", "default", "fast"]
     assert [arm.probe for arm in (plain, packaged, file)] == [None, "default", "a/paper.lw"]

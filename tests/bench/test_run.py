@@ -77,7 +77,7 @@ def test_with_own_answers_every_arm_serves_the_same_prompts(
     assert fcfs["prompt"].equals(sjf["prompt"])
     assert max(rows["output_tokens"].to_pylist()) <= own.traffic.cap
     assert [each["probe"] for each in store.episodes()] == [None, None]
-    assert store.episodes()[1]["predictions"]["asked"] < 2 * len(sjf), "those of this episode alone"
+    assert store.episodes()[1]["predictions"]["asked"] < 2 * len(sjf), "only those of this episode"
 
 
 def test_oracle_needs_forced_lengths_and_a_probe_needs_own_answers(plan: BenchPlan) -> None:

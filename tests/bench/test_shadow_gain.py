@@ -106,7 +106,7 @@ def test_a_given_engine_is_used_unchanged(tmp_path: Path) -> None:
     )
     outcome = served()
     found = study_shadow(logged(outcome), "log", engine=str(engine))
-    # The log begins at its first request, and the same engine serves the same traffic alike.
+    # The log begins at its first request, and the same engine gives the same times.
     assert found.fcfs.e2e_s.mean == pytest.approx(found.measured.e2e_s.mean, rel=1e-9)
     assert found.engine.answers == 0
     limited = study_shadow(logged(outcome), "log", engine=str(engine), max_num_seqs=2, kv_tokens=5000)

@@ -1,4 +1,4 @@
-"""Policies that are not part of the package, as a user writes them; named by dotted path in the tests."""
+"""Policies outside the package, named by dotted path in the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router as a user would write it, outside the package: fifteen lines on the Router protocol alone."""
+"""A router outside the package, written on the Router protocol only."""
 
 from __future__ import annotations
 

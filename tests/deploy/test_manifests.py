@@ -45,12 +45,14 @@ def test_a_manifest_fits_the_schema_of_kubernetes(manifest: dict[str, Any], vers
     validate(manifest, version, strict=True)
 
 
-def test_probes_ask_paths_that_the_gateway_has(tmp_path: Path) -> None:
+def test_probes_use_paths_of_the_gateway(tmp_path: Path) -> None:
     container = gateway_container()
     paths = {route.path for route in create_app(fleet(tmp_path)).routes}  # type: ignore[attr-defined]
-    asked = {container[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
-    assert asked == {"/health", "/ready"}
-    assert asked <= paths
+    paths_of_probes = {
+        container[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")
+    }
+    assert paths_of_probes == {"/health", "/ready"}
+    assert paths_of_probes <= paths
     assert {port["containerPort"] for port in container["ports"]} == {GatewayConfig.model_fields["port"].default}
 
 
@@ -61,7 +63,7 @@ def test_the_configuration_names_every_engine_of_the_stateful_set(tmp_path: Path
     assert [engine.url for engine in fleet(tmp_path).engines] == named
 
 
-def test_a_pod_is_given_the_time_that_the_gateway_takes_to_stop(tmp_path: Path) -> None:
+def test_the_grace_period_of_a_pod_covers_the_gateways_shutdown(tmp_path: Path) -> None:
     config = fleet(tmp_path)
     grace_s = find("Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     probe = gateway_container()["readinessProbe"]
@@ -79,7 +81,7 @@ def test_selectors_match_the_pods() -> None:
     assert budget == find("Deployment")["spec"]["selector"]["matchLabels"]
 
 
-def test_the_configuration_is_where_the_command_reads_it() -> None:
+def test_the_configuration_is_mounted_where_the_command_reads_it() -> None:
     container = gateway_container()
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert container["args"][container["args"].index("--config") + 1] == f"{mounts['config']}/fleet.yaml"

@@ -17,7 +17,7 @@ QUICK = Effort(critical_draws=40, evidence_rows=100, power_samples=(10,), power_
 
 
 def made_up(prompts: int = 60, llms: tuple[str, ...] = ("owner/a", "owner/b"), seed: int = 0) -> LengthSamples:
-    """Log-t lengths, with one constant row, one runaway sample and one row of runaways."""
+    """Log-t lengths, with one constant row, one degenerate sample and one degenerate row."""
     rng = np.random.default_rng(seed)
     rows = prompts * len(llms)
     params = np.column_stack([rng.normal(5.5, 0.6, rows), np.full(rows, 0.2), np.full(rows, 3.5)])

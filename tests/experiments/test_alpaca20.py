@@ -21,7 +21,7 @@ from lengthwise.simulator.tasks import ResultCache
 
 
 def write_alpaca(path: Path, count: int = 400) -> Path:
-    """Instructions that say how long the answer is; answers of known words."""
+    """Write instructions that determine the length of the answer."""
     rng = np.random.default_rng(0)
     rows = []
     for long in rng.random(count) < 0.5:
@@ -81,7 +81,7 @@ def test_auroc_is_scikit_learns_plain_mean_over_classes() -> None:
     assert score(found, lengths, predicted)["scores"]["auroc"] == pytest.approx(expected)
 
 
-def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     for name, text in {"a.json": '[{"prompt": 1}]', "b.json": "[", "c.jsonl": "hello", "d.json": "[]"}.items():
         (tmp_path / name).write_text(text)
         with pytest.raises(InputError, match=rf"{name}: is not"):
@@ -97,7 +97,7 @@ def test_the_stand_in_has_lengths_for_answers_and_no_empty_ones(tmp_path: Path) 
     assert found == (["a.", "c."], [4, 900])
 
 
-def test_the_kept_rows_show_every_score_and_say_what_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kept_rows_show_every_score_and_name_the_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     finished = STUDY.run(STUDY.grid, ResultCache(tmp_path))
     trainings, compared = finished.output.tables

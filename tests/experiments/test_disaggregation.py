@@ -39,7 +39,7 @@ def found(cache: Path) -> DisaggregationResult:
     return measure(Run(ResultCache(cache)), SMALL)
 
 
-def test_every_split_is_set_against_the_mixed_fleet_on_the_same_seeds(found: DisaggregationResult) -> None:
+def test_every_split_is_compared_with_the_mixed_fleet_on_the_same_seeds(found: DisaggregationResult) -> None:
     assert [(one.case, one.load, one.prefill) for one in found.split] == [
         (case, 0.9, prefill) for case in ("react", "castillo") for prefill in (0, 1, 2)
     ]
@@ -56,7 +56,7 @@ def test_every_split_is_set_against_the_mixed_fleet_on_the_same_seeds(found: Dis
     )
 
 
-def test_refreshed_predictions_are_set_against_the_same_split_without(found: DisaggregationResult) -> None:
+def test_refreshed_predictions_are_compared_with_the_same_split_without(found: DisaggregationResult) -> None:
     assert [(one.case, one.refresh) for one in found.refreshed] == [
         ("castillo", None),
         ("castillo", "noisy:0.8"),
@@ -66,14 +66,14 @@ def test_refreshed_predictions_are_set_against_the_same_split_without(found: Dis
     assert found.refreshed[0].ratios[E2E].ratio == 1.0
 
 
-def test_a_second_time_everything_comes_from_the_cache(found: DisaggregationResult, cache: Path) -> None:
+def test_a_second_run_comes_from_the_cache(found: DisaggregationResult, cache: Path) -> None:
     run = Run(ResultCache(cache))
     again = measure(run, SMALL)
     assert run.counts[1] == 0
     assert STUDY.output(again).json() == STUDY.output(found).json()
 
 
-def test_a_result_is_known_by_all_that_it_depends_on() -> None:
+def test_the_key_of_a_result_holds_every_setting() -> None:
     one = FleetTask("react", 40, 0, "2*llama-3-8b@a100", 0.9)
     others = [
         replace(one, seed=1),
@@ -96,7 +96,7 @@ def test_tables_page_and_json_are_complete(found: DisaggregationResult) -> None:
     check_output(STUDY.output(found))
 
 
-def test_a_split_pays_only_where_the_whole_interval_is_below_1() -> None:
+def test_a_split_gains_only_if_the_whole_interval_is_below_1() -> None:
     assert verdict(Ratio(0.9, 0.8, 0.99)) == "pays"
     assert verdict(Ratio(0.9, 0.8, 1.01)) == "even"
     assert verdict(Ratio(1.2, 1.1, 1.3)) == "costs"

@@ -12,7 +12,7 @@ from lengthwise.workloads import castillo_workload, load_castillo
 FLEET = Fleet.parse("1*llama-3-8b@a100").limited_to(max_num_seqs=4)
 
 
-def test_a_copy_without_other_constants_is_the_policy_itself() -> None:
+def test_a_copy_with_the_same_constants_equals_the_policy() -> None:
     requests = castillo_workload(load_castillo(), "llama-3.1-8b", requests=150, rate=4.0, seed=0)
     predictions = predict_workload(requests, "noisy:0.55")
     own, copied, wide = (

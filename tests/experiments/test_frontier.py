@@ -56,7 +56,7 @@ def test_a_predictor_that_was_trained_sees_test_prompts_and_errors_change_predic
 
 
 @pytest.mark.parametrize("wrong", [{"seeds": 1}, {"settings": ("9 slots",)}])
-def test_a_grid_that_cannot_be_measured_is_refused(wrong: dict[str, object]) -> None:
+def test_an_invalid_grid_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError):
         FrontierGrid(**wrong)  # type: ignore[arg-type]
 

@@ -36,7 +36,7 @@ def test_a_power_law_has_a_hazard_that_falls_as_one_over_position() -> None:
     assert tail == pytest.approx([2.0] * len(tail), rel=0.1)
 
 
-def test_an_answer_that_was_cut_counts_as_exposure_and_not_as_an_end() -> None:
+def test_a_capped_answer_counts_as_exposure_and_not_as_an_end() -> None:
     lengths = np.tile([50.0, 60.0, 70.0, 80.0, 90.0, LIMIT], (100, 1))
     found = _estimate("x", "y", answers(lengths), 0)
     assert sum(each.ends for each in found.bins) == 500

@@ -1,4 +1,4 @@
-"""The left-out experiment draws from prompts no training saw and judges on test prompts only."""
+"""The left-out study adapts on prompts outside the training and scores on test prompts only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def known_predictions(prompts: Prompts) -> KnownPredictions:
     return KnownPredictions(LLMS[1:], np.stack([mu, mu + 0.3, mu - 1.0], axis=1), np.full((len(mu), 3), 0.3), 3.5)
 
 
-def test_the_pool_is_what_the_training_did_not_see_and_the_test_is_neither() -> None:
+def test_pool_training_and_test_prompts_are_disjoint() -> None:
     rows = samples()
     prompts = Prompts.of(rows, "llama-3.1-8B")
     table = PromptTable.of(rows)
@@ -66,7 +66,7 @@ def test_the_pool_is_what_the_training_did_not_see_and_the_test_is_neither() -> 
     assert all(int(key[1][1:]) % 3 == 2 for key, test in zip(prompts.keys, prompts.test, strict=True) if test)
 
 
-def test_an_adapted_llm_is_known_about_as_well_as_it_can_be() -> None:
+def test_an_adapted_llm_is_predicted_about_as_well_as_possible() -> None:
     prompts = Prompts.of(samples(6000), "llama-3.1-8B")
     best = Scores(0.7, 0.5, 0.9)
     found = leave_out(known_predictions(prompts), prompts, best, lengths=60, draws=3)
@@ -76,14 +76,14 @@ def test_an_adapted_llm_is_known_about_as_well_as_it_can_be() -> None:
     assert len({draw.coverage_90 for draw in found.draws}) == 3
 
 
-def test_the_same_draws_come_again() -> None:
+def test_draws_are_reproducible() -> None:
     prompts = Prompts.of(samples(), "llama-3.1-8B")
     known = Scores(0.7, 0.5, 0.9)
     first, second = (leave_out(known_predictions(prompts), prompts, known, lengths=20, draws=1) for _ in range(2))
     assert first == second
 
 
-def test_met_means_both_tau_and_coverage() -> None:
+def test_the_target_is_met_by_both_tau_and_coverage() -> None:
     row = LeftOut("m", 180, 100, Scores(0.6, 0.5, 0.9), Scores(0.5, 0.5, 0.9), (Scores(0.58, 0.5, 0.9),))
     assert row.met
     for draw in (Scores(0.56, 0.5, 0.9), Scores(0.58, 0.5, 0.84), Scores(0.58, 0.5, 0.96)):

@@ -29,7 +29,7 @@ def result(progress: list[tuple[str, float]]) -> LengthFamilies:
     return study_families(made_up(), effort=QUICK, report=lambda what, done: progress.append((what, done)))
 
 
-def test_what_is_left_out_is_counted_and_the_rule_named(result: LengthFamilies) -> None:
+def test_left_out_samples_are_counted_with_their_rule(result: LengthFamilies) -> None:
     counts = list(result.left_out.values())
     assert counts[:3] == [6, 1, 1]
     assert "14,999" in next(iter(result.left_out))
@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_study() -> None:
     assert len(first.groups) == 1
 
 
-def test_progress_only_grows_and_names_what_is_done(progress: list[tuple[str, float]], result: LengthFamilies) -> None:
+def test_progress_grows_and_names_its_steps(progress: list[tuple[str, float]], result: LengthFamilies) -> None:
     shares = [done for _, done in progress]
     assert shares == sorted(shares)
     assert 0 <= shares[0] <= shares[-1] <= 1
@@ -84,7 +84,7 @@ def test_an_llm_that_repeats_itself_is_detected() -> None:
     assert study_families(repeating, effort=QUICK).groups[0].repeats > 0.3
 
 
-def test_rows_without_a_spread_are_an_error_that_says_so() -> None:
+def test_rows_without_a_spread_are_an_error() -> None:
     constant = made_up(prompts=3, llms=("owner/a",)).table.slice(0, 1)
     with pytest.raises(InputError, match="no row has 6 clean samples of different lengths"):
         study_families(LengthSamples.from_table(constant, origin="made up"))
@@ -104,13 +104,13 @@ def test_tables_show_ours_beside_the_papers(result: LengthFamilies) -> None:
     assert all(len(row) == len(table.columns) for table in found for row in table.rows)
 
 
-def test_the_figure_is_a_picture(result: LengthFamilies, tmp_path: Path) -> None:
+def test_the_figure_is_written_as_an_image(result: LengthFamilies, tmp_path: Path) -> None:
     path = tmp_path / "fit.png"
     draw(result, path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_figure_in_no_folder_or_of_no_kind_is_refused(result: LengthFamilies, tmp_path: Path) -> None:
+def test_a_figure_without_a_folder_or_a_known_format_is_refused(result: LengthFamilies, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         draw(result, tmp_path / "missing" / "fit.png")
     with pytest.raises(InputError, match="is not a picture format"):

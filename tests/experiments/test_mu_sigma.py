@@ -20,7 +20,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> MuSigmaResult:
 
 
 @pytest.mark.parametrize("correlation", [-0.8, 0.0, 0.8])
-def test_synthetic_prompts_have_the_correlation_that_was_asked_for(correlation: float) -> None:
+def test_synthetic_prompts_have_the_given_correlation(correlation: float) -> None:
     traffic = synthetic_traffic(4000, 0, correlation)
     assert np.corrcoef(traffic.logt.mu, np.log(traffic.logt.sigma))[0, 1] == pytest.approx(0.78 * correlation, abs=0.06)
 
@@ -35,7 +35,7 @@ def test_both_definitions_are_measured_and_differ(small: MuSigmaResult) -> None:
     assert 1.0 < negative.total.ratio < negative.per_token.ratio
 
 
-def test_equally_wide_predictions_leave_tie_and_sjf_alike(small: MuSigmaResult) -> None:
+def test_tie_equals_sjf_for_predictions_of_equal_width(small: MuSigmaResult) -> None:
     noisy, own = small.castillo
     assert noisy.per_token.ratio == pytest.approx(1.0, abs=0.1)
     assert own.per_token.ratio != noisy.per_token.ratio

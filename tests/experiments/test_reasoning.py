@@ -1,4 +1,4 @@
-"""What the study of reasoning says where the truth is known."""
+"""The study of reasoning on data with known distributions."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ SPREAD = 0.4
 PROMPTS = 200
 
 
-class Blind:
-    """Knows the length without the sentence, and does not see the sentence."""
+class IgnoresSentence:
+    """Predicts the length without the sentence, and ignores the sentence."""
 
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         medians = [float(each.text.split()[0]) for each in inputs]
         return LogTPredictions.of(np.log(medians), SPREAD, [each.cap for each in inputs])
 
 
-class Seeing(Blind):
-    """Knows that the sentence doubles the length."""
+class UsesSentence(IgnoresSentence):
+    """Predicts that the sentence doubles the length."""
 
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         longer = [np.log(2.0) if each.text.endswith("Think.") else 0.0 for each in inputs]
@@ -48,7 +48,7 @@ class Seeing(Blind):
 
 
 def made_up(factor: float, limit: int = 100_000, *, prompts: int = PROMPTS) -> ReasoningPairs:
-    """Answers whose law is the one `Blind` predicts, times `factor` with the sentence."""
+    """Return answers distributed as `IgnoresSentence` predicts, times `factor` with the sentence."""
     rng = np.random.default_rng(5)
     medians = np.round(np.exp(rng.normal(5.0, 0.7, prompts)))
     halves = []
@@ -70,7 +70,7 @@ def made_up(factor: float, limit: int = 100_000, *, prompts: int = PROMPTS) -> R
 
 @pytest.fixture(scope="module")
 def doubled() -> ReasoningResult:
-    return compare(Blind(), made_up(2.0), name="blind")
+    return compare(IgnoresSentence(), made_up(2.0), name="blind")
 
 
 def test_a_predictor_that_ignores_the_sentence_predicts_a_ratio_of_1(doubled: ReasoningResult) -> None:
@@ -79,9 +79,9 @@ def test_a_predictor_that_ignores_the_sentence_predicts_a_ratio_of_1(doubled: Re
     assert ratio.low < ratio.seen < ratio.high
     assert ratio.predicted == pytest.approx(1.0)
     assert list(doubled.ratios) == ["all", "a", "b"]
-    assert compare(Seeing(), made_up(2.0)).ratios["all"].predicted == pytest.approx(
+    assert compare(UsesSentence(), made_up(2.0)).ratios["all"].predicted == pytest.approx(
         2.0, rel=0.05
-    )  # the limit takes a little
+    )  # the limit lowers it a little
 
 
 def test_right_predictions_cover_and_are_exceeded_at_the_nominal_share(doubled: ReasoningResult) -> None:
@@ -92,7 +92,7 @@ def test_right_predictions_cover_and_are_exceeded_at_the_nominal_share(doubled: 
     assert right.above_tail == pytest.approx(right.above_tail_predicted, abs=0.02) == pytest.approx(0.05, abs=0.02)
 
 
-def test_twice_as_long_as_predicted_overruns_until_calibration_has_seen_it(doubled: ReasoningResult) -> None:
+def test_answers_twice_as_long_as_predicted_overrun_until_calibrated(doubled: ReasoningResult) -> None:
     before, wrong, after = (doubled.holding("steps", seen) for seen in (None, "plain", "steps"))
     assert before.above_tail > 0.2
     assert before.covered[0.9] < 0.8
@@ -104,7 +104,7 @@ def test_twice_as_long_as_predicted_overruns_until_calibration_has_seen_it(doubl
     assert (before.observations, after.observations) == (0, 100)
 
 
-def test_calibration_on_the_wrong_kind_spoils_what_was_right(doubled: ReasoningResult) -> None:
+def test_calibration_on_the_other_kind_lowers_coverage(doubled: ReasoningResult) -> None:
     assert doubled.holding("plain", "steps").covered[0.5] < doubled.holding("plain", None).covered[0.5] - 0.1
 
 
@@ -114,33 +114,35 @@ def test_predictions_that_know_the_median_order_prompts_well(doubled: ReasoningR
         assert 0.5 < half.tau_of_halves <= 1
 
 
-def test_cut_answers_are_compared_with_predictions_cut_alike() -> None:
-    found = compare(Blind(), made_up(1.0, limit=200))
+def test_capped_answers_are_compared_with_predictions_capped_alike() -> None:
+    found = compare(IgnoresSentence(), made_up(1.0, limit=200))
     plain = found.holding("plain", None)
     assert plain.cut == pytest.approx(plain.cut_predicted, abs=0.03)
     assert found.halves["plain"].mean == pytest.approx(found.halves["plain"].predicted_mean, rel=0.05)
-    assert plain.covered_predicted[0.5] > 0.55  # an interval that ends at the limit holds all that was cut there
+    assert (
+        plain.covered_predicted[0.5] > 0.55
+    )  # an interval that ends at the limit covers every answer that was capped there
     for level in (0.5, 0.9):
         assert plain.covered[level] == pytest.approx(plain.covered_predicted[level], abs=0.03)
     assert plain.above_tail_predicted < 0.04  # a quantile at the limit cannot be exceeded
     assert plain.above_tail == pytest.approx(plain.above_tail_predicted, abs=0.02)
 
 
-def test_fewer_answers_than_asked_for_are_all_seen() -> None:
-    found = compare(Blind(), made_up(1.0, prompts=5), observations=1000)
+def test_fewer_answers_than_requested_are_all_observed() -> None:
+    found = compare(IgnoresSentence(), made_up(1.0, prompts=5), observations=1000)
     assert found.holding("plain", "plain").observations in (16, 24)  # half of five prompts, eight answers each
 
 
 def test_the_same_seed_gives_the_same_and_one_prompt_is_too_few() -> None:
     pairs = made_up(2.0, prompts=20)
-    a, b, c = (compare(Blind(), pairs, seed=seed).holding("steps", "steps") for seed in (1, 1, 2))
+    a, b, c = (compare(IgnoresSentence(), pairs, seed=seed).holding("steps", "steps") for seed in (1, 1, 2))
     assert a == b != c
     with pytest.raises(InputError, match="one prompt only"):
-        compare(Blind(), made_up(1.0, prompts=1))
+        compare(IgnoresSentence(), made_up(1.0, prompts=1))
 
 
 def test_the_packaged_pairs_are_shown_as_tables_and_a_page() -> None:
-    class Constant(Blind):
+    class Constant(IgnoresSentence):
         def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
             return LogTPredictions.of(np.full(len(inputs), 5.0), 1.0, [each.cap for each in inputs])
 
@@ -179,7 +181,7 @@ def test_the_packaged_pairs_are_castillos_test_prompts_asked_twice() -> None:
     assert pairs.plain.table["prompt_id"].to_pylist() == pairs.steps.table["prompt_id"].to_pylist()
 
 
-def test_both_halves_are_put_in_one_order_and_what_only_one_has_is_left_out() -> None:
+def test_both_halves_are_put_in_one_order_and_unpaired_prompts_left_out() -> None:
     pairs = pair(answers(["1", "2", "3"]), answers(["4", "3", "1"]), max_tokens=9)
     for half in (pairs.plain, pairs.steps):
         assert half.table["prompt_id"].to_pylist() == ["1", "3"]

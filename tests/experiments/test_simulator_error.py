@@ -1,4 +1,4 @@
-"""The simulator beside measurements: episodes that the simulator itself made are reproduced exactly."""
+"""Simulated against measured episodes: episodes made by the simulator are reproduced exactly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARMS = (Arm(FCFS), Arm("sjf", ORACLE))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two blocks that the simulator has made, as if they were measured, and the engine they ran on."""
+    """Two simulated blocks stored as measurements, and the engine that they ran on."""
     spec = engine_spec("true", TRUE, FACTS)
     write_fitted(tmp_path / "engine.yaml", spec, "")
     store = BenchStore(tmp_path)
@@ -105,7 +105,7 @@ def test_a_block_is_simulated_with_the_steps_of_the_others_of_all_policies_or_of
         assert 1.0 < cost["sjf", 1] < 2.0
 
 
-def test_pairs_in_another_order_are_named() -> None:
+def test_pairs_that_the_simulator_orders_differently_are_listed() -> None:
     figures = {("burst", "a"): {"mean": (1.0, 2.0)}, ("burst", "b"): {"mean": (1.1, 1.5)}}
     assert [each[:3] for each in swaps(figures)] == [("burst", "a", "b")]
     assert not swaps({("burst", "a"): {"mean": (1.0, 2.0)}, ("steady", "b"): {"mean": (1.1, 1.5)}})

@@ -1,4 +1,4 @@
-"""Bursts on an engine: an order gains only where requests wait."""
+"""Bursts on an engine: an order gains only if requests wait."""
 
 from __future__ import annotations
 

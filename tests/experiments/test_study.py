@@ -143,7 +143,7 @@ class TestRunner:
             (["--measure"], "toy does not run an engine"),
         ],
     )
-    def test_a_wrong_input_is_one_line_and_exit_code_2(
+    def test_an_invalid_input_is_one_line_and_exit_code_2(
         self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert run(*arguments) == 2
@@ -151,7 +151,9 @@ class TestRunner:
         assert message in error
         assert error.count("\n") == 1
 
-    def test_all_prints_no_tables_and_leaves_out_what_lacks_an_input(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_all_prints_no_tables_and_skips_studies_without_their_input(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert run(name="all") == 0
         printed = capsys.readouterr()
         assert "Squares" not in printed.out
@@ -179,7 +181,7 @@ class TestRunner:
         assert "10 min" in printed
 
 
-def test_serial_studies_run_side_by_side_in_workers_and_come_from_the_cache_then(
+def test_serial_studies_run_in_parallel_workers_and_then_come_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran: list[str] = []
@@ -205,7 +207,7 @@ def test_serial_studies_run_side_by_side_in_workers_and_come_from_the_cache_then
     lines = [line.split(":")[0] for line in capsys.readouterr().err.splitlines() if "took" in line]
     assert lines == ["second", "first", "other", lines[-1]]
     assert command.main(arguments) == 0
-    assert ran == ["second", "first"], "known"
+    assert ran == ["second", "first"], "known from the cache"
 
 
 def test_grid_and_content_of_named_files_are_part_of_the_key(tmp_path: Path) -> None:

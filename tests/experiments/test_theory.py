@@ -1,4 +1,4 @@
-"""Theory where theory exists: the simulator as one server, against closed formulas."""
+"""The simulator as one server against closed formulas of queueing theory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.experiments.samples import check_output
 
 
 def covered_elsewhere(formula: Formula) -> bool:
-    """Job for job the same as another: see the next two tests."""
+    """Return whether the order equals that of another formula, as the next two tests check."""
     same = formula.queue.all_alike and formula.policy.name != "fcfs"
     srpt = formula.name.startswith("limited SRPT, c = 1 ") and formula.queue.predictions == "perfect"
     return same or formula.name.startswith("limited SRPT, c = 0 ") or srpt
 
 
 def grid(formula: Formula) -> TheoryGrid:
-    """Heavy tails need more jobs for their mean."""
+    """Return the grid of a formula; heavy tails need more jobs."""
     return TheoryGrid(jobs=20_000, preemptive_jobs=1_250 if formula.queue.sizes == "log-normal" else 625)
 
 
@@ -59,19 +59,19 @@ def test_srpt_without_preemption_is_sjf(predictions: str) -> None:
     assert serve(jobs, CertainSrpt(c=0.0)).tolist() == serve(jobs, make_policy("sjf")).tolist()
 
 
-def test_trails_formula_gives_the_figures_it_is_known_by() -> None:
+def test_trails_formula_gives_the_published_figures() -> None:
     queue = Queue(0.7, "exponential")
     figures = [queue.limited_srpt(c) for c in (1e-9, 0.5, 0.8, 1.0)]
     assert figures == pytest.approx([2.3122, 1.9397, 1.8794, 1.8746], abs=2e-4)
 
 
-def test_an_exponential_server_has_the_textbooks_mean() -> None:
+def test_exponential_and_deterministic_servers_have_the_textbook_mean() -> None:
     assert Queue(0.7, "exponential").fcfs() == pytest.approx(1 / 0.3, rel=1e-6)  # M/M/1
     assert Queue(0.7, "deterministic").fcfs() == pytest.approx(1 + 0.7 / 0.6, rel=1e-9)  # M/D/1
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_the_formulas_agree_where_they_meet(sizes: str) -> None:
+def test_formulas_agree_in_their_common_special_cases(sizes: str) -> None:
     queue = Queue(0.6, sizes)
     assert queue.limited_srpt(1.0) == pytest.approx(queue.srpt(), rel=2e-3)
     assert queue.limited_srpt(0.0) == pytest.approx(queue.sjf(), rel=2e-3)
@@ -95,7 +95,7 @@ def test_control_variates_narrow_the_interval() -> None:
     assert found.half_width < 0.5 * (max(runs) - min(runs))
 
 
-def test_a_finding_is_a_row() -> None:
+def test_a_result_is_a_row_of_the_table() -> None:
     queue = Queue(0.7, "deterministic")
     found = examine(Formula("FCFS", make_policy("fcfs"), queue, queue.fcfs()), TheoryGrid(runs=5, jobs=500))
     assert [row[0] for row in tables([found])[0].rows] == ["FCFS"]

@@ -78,7 +78,7 @@ def test_certain_predictions_have_no_family() -> None:
     np.testing.assert_array_equal(predicted, same)
 
 
-def test_the_score_for_latency_per_token_is_mean_over_mean_inverse() -> None:
+def test_the_score_for_per_token_latency_is_mean_over_mean_inverse() -> None:
     predicted = predictions([4.0, 6.0], [0.3, 0.8])
     u = (np.arange(300_000) + 0.5) / 300_000
     lengths = np.clip(np.exp(predicted.mu + predicted.sigma * stdtrit(3.5, u)[:, None]), 1, 2048)
@@ -90,12 +90,12 @@ def test_a_certain_length_scores_its_square() -> None:
     assert weighted_score(predictions([np.log(20.0)], [0.0])) == pytest.approx([400.0])
 
 
-def test_predictions_of_one_spread_are_ordered_alike_by_every_score() -> None:
+def test_every_score_orders_predictions_of_equal_spread_the_same_way() -> None:
     alike = orders(predictions(np.linspace(2, 6, 40).tolist(), [0.4] * 40))
     assert vars(alike) == pytest.approx(dict.fromkeys(vars(alike), 1.0))
 
 
-def test_the_median_is_nearest_to_the_best_order_for_latency_per_token() -> None:
+def test_the_median_is_nearest_to_the_best_order_for_per_token_latency() -> None:
     alike = orders(synthetic_traffic(400, seed=1).logt)
     assert alike.tie_and_median < 0.8
     assert alike.tie_and_best < alike.mean_and_best < alike.median_and_best
@@ -128,7 +128,7 @@ def test_the_papers_figures_give_the_factors_of_its_abstract() -> None:
     assert paper.ABLATION["full"][0] == main["tie"]
 
 
-def test_the_implied_capacity_gives_the_growth_back() -> None:
+def test_the_implied_capacity_reproduces_the_growth() -> None:
     low, high = paper.RATES
     capacity = paper.implied_capacity()
     assert (1 / capacity - 1 / high) / (1 / capacity - 1 / low) == pytest.approx(paper.GROWTH["fcfs"])
@@ -184,7 +184,7 @@ def test_with_true_lengths_offline_tie_equals_sjf(small: TieResult) -> None:
     assert found["sjf", "oracle"][0][0] < found["fcfs", None][0][0]
 
 
-def test_offline_counts_agree_with_what_was_finished(small: TieResult) -> None:
+def test_offline_counts_agree_with_finished_requests(small: TieResult) -> None:
     found = small
     assert (found.samples, found.window_s) == (200, 12.0)  # half of the pool, and as much less than 3 minutes
     outcome = find(found.offline, "fcfs", "").outcomes[0]
@@ -202,7 +202,7 @@ def test_the_band_of_the_heatmap_is_narrowest_with_true_lengths_and_absent_under
     assert abs(concentration(find(found, "fcfs", ""))) < 0.2
 
 
-def test_alpaca_is_served_offline_where_it_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alpaca_is_served_offline_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
     assert offline_rows(load_castillo())[1] == "all test prompts"  # the packaged sample has none
     renamed = made_up().table.to_pydict()
@@ -211,7 +211,7 @@ def test_alpaca_is_served_offline_where_it_is_available(monkeypatch: pytest.Monk
     assert (corpus, set(rows.corpora)) == ("Alpaca", {"Alpaca"})
 
 
-def test_spread_within_prompts_leaves_out_runaways() -> None:
+def test_spread_within_prompts_leaves_out_degenerate_samples() -> None:
     samples = made_up(llms=("meta-llama/Llama-3.1-8B-Instruct",))
     rows = samples.lengths_matrix()
     clean = [np.minimum(row[keep], paper.MAX_TOKENS) for row, keep in zip(rows, samples.clean_mask(), strict=True)]

@@ -94,7 +94,7 @@ def test_tables_are_complete(small: RivalsResult) -> None:
     check_output(STUDY.output(small))
 
 
-def test_outputs_of_a_training_become_rows(tmp_path: Path) -> None:
+def test_outputs_of_a_training_are_kept_as_rows(tmp_path: Path) -> None:
     table = PromptTable.of(load_castillo())
     prompts = np.arange(5, 25)
     rng = np.random.default_rng(0)
@@ -116,7 +116,7 @@ def test_outputs_of_a_training_become_rows(tmp_path: Path) -> None:
         assert row is None or row[0] == made["ssjf_0"][place, llm, 0]
 
 
-def test_a_study_without_kept_rows_says_how_to_make_them(tmp_path: Path) -> None:
+def test_a_study_without_kept_rows_names_the_command_that_makes_them(tmp_path: Path) -> None:
     assert "configs/rivals.yaml" in str(STUDY.needs(RivalsGrid(rows=tmp_path / "none.parquet")))
     assert STUDY.needs(RivalsGrid()) is None
 

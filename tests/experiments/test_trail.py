@@ -1,4 +1,4 @@
-"""TRAIL's scheduling on a simulated engine: what is predicted, what is measured, and what is concluded from it."""
+"""TRAIL's scheduling on a simulated engine: predictions, measurements and claims."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def workload() -> Workload:
 
 
 @pytest.mark.parametrize("error", [10.0, 60.0])
-def test_the_stand_in_has_the_error_it_is_asked_for(workload: Workload, error: float) -> None:
+def test_the_stand_in_has_the_given_error(workload: Workload, error: float) -> None:
     probe = probe_of_error(workload, error, cap=CAP, seed=3)
     off = []
     for row in range(len(workload)):
@@ -68,13 +68,13 @@ def test_the_stand_in_has_the_error_it_is_asked_for(workload: Workload, error: f
     assert np.concatenate(off).mean() == pytest.approx(error, rel=0.02)
 
 
-def test_between_two_readings_the_last_word_is_counted_down() -> None:
+def test_between_two_readings_the_last_reading_is_counted_down() -> None:
     wrong = np.log([[2.0, 0.5, 1.0]])
     probe = Probe(np.array([7.0]), np.array([40.0]), wrong)
     ages = np.arange(1, 36)
     remaining = probe.remaining(JobColumns.filled(arrival=7.0, expected=1.0, cap=CAP, generated=ages))
     first, second, third = remaining[:EVERY], remaining[EVERY : 2 * EVERY], remaining[2 * EVERY :]
-    assert first.tolist() == [78.0 - n for n in range(EVERY)]  # 39 to come, taken for 78
+    assert first.tolist() == [78.0 - n for n in range(EVERY)]  # 39 remaining, predicted as 78
     assert second[:3].tolist() == [11.5, 10.5, 9.5]
     assert second[-1] == 1.0, "a request predicted to be done has one token left"
     assert third.tolist() == [7.0, 6.0, 5.0]
@@ -89,7 +89,7 @@ def test_before_the_first_token_a_probed_request_is_ranked_by_its_prompt() -> No
     assert policy.rank(job) == 30.0
 
 
-def test_certain_predictions_are_off_by_as_much_at_every_age_until_they_are_outlived() -> None:
+def test_certain_predictions_have_the_same_error_at_every_age_until_they_are_exceeded() -> None:
     alike = Workload.from_table(
         {"arrival_s": [0.0, 1.0], "input_tokens": [1, 1], "output_tokens": [50, 50], "max_tokens": [CAP, CAP]}, name="x"
     )
@@ -114,7 +114,7 @@ def test_every_kind_of_prediction_is_served_at_every_c_with_and_without_a_cache(
     assert ratios == pytest.approx([error_ratio(load_probe("default")), PAPER_ERROR_RATIO])
 
 
-def test_what_is_computed_again_is_counted_and_a_cache_saves_most_of_it(found: TrailResult) -> None:
+def test_recomputed_tokens_are_counted_and_a_cache_saves_most_of_them(found: TrailResult) -> None:
     none, eager = ([run for run in found.where if run.c == c] for c in (0.0, 0.8))
     assert all(run.over_none == Ratio(1.0, 1.0, 1.0) for run in none)
     without, cached = eager
@@ -123,7 +123,7 @@ def test_what_is_computed_again_is_counted_and_a_cache_saves_most_of_it(found: T
     assert without.recomputed > 4 * cached.recomputed
 
 
-def test_requests_are_preempted_without_a_limit_on_it_where_kv_memory_binds_and_not_where_it_does_not(
+def test_requests_are_preempted_for_memory_only_if_kv_memory_binds(
     found: TrailResult,
 ) -> None:
     enough, binding = ([run for run in runs if run.c == 0.0] for runs in (found.large, found.memory))

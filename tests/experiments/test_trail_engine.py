@@ -60,7 +60,7 @@ def test_too_few_blocks_are_not_compared_with_the_paper(tmp_path: Path, blocks: 
     assert {claim.verdict for claim in found} == {"–"}
 
 
-def test_an_answer_that_another_arm_ends_elsewhere_is_counted(store: BenchStore) -> None:
+def test_answers_of_different_lengths_between_arms_are_counted(store: BenchStore) -> None:
     rows = store.rows()
     lengths = rows["output_tokens"].to_numpy().copy()
     of_probe = np.flatnonzero(np.array(rows["policy"].to_pylist()) == LIMITED.policy)

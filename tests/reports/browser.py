@@ -68,7 +68,7 @@ window.inspection = found => {
 
 
 def find_browser() -> str:
-    """Return the path of Chromium; skip the test where there is none, unless LENGTHWISE_NEED_BROWSER=1."""
+    """Return the path of Chromium; skip the test if there is none, unless LENGTHWISE_NEED_BROWSER=1."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         message = "no chromium on PATH (Debian: apt-get install chromium)"

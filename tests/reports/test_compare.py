@@ -23,7 +23,7 @@ def test_policies_by_name_are_simulated_on_one_workload_and_compared_with_the_fi
     assert len(found.plot().axes) == 1
 
 
-def test_outcomes_are_compared_as_they_are() -> None:
+def test_outcomes_are_compared_without_simulating_again() -> None:
     outcomes = [simulate(WORKLOAD, ENGINES, name, predictor="history") for name in ("fcfs", "sjf")]
     found = compare(outcomes)
     assert found.labels == ("fcfs", "sjf")
@@ -31,7 +31,7 @@ def test_outcomes_are_compared_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("runs", [["fcfs"], ["fcfs", "sjf"], "fcfs", ["fcfs", 3]])
-def test_what_cannot_be_compared_is_an_input_error(runs: object) -> None:
+def test_invalid_runs_are_an_input_error(runs: object) -> None:
     with pytest.raises(InputError):
         compare(runs)  # type: ignore[arg-type]
 

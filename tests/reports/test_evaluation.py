@@ -24,7 +24,7 @@ def test_the_predictor_is_always_beside_both_constants_and_the_ceiling(found: Ev
     assert all(len(row) == len(table.columns) for table in tables(found) for row in table.rows)
 
 
-def test_what_is_unknown_is_a_dash_and_what_is_left_out_is_said(found: Evaluation) -> None:
+def test_a_missing_score_is_a_dash_and_left_out_samples_are_noted(found: Evaluation) -> None:
     overall = tables(found)[0]
     tau = overall.columns.index("tau")
     assert overall.rows[1][tau] == "–"
@@ -38,4 +38,4 @@ def test_the_page_is_interactive_opens_with_the_verdict_and_escapes_names(found:
     assert "<h1>The error of knows &lt;all&gt; is " in page
     assert "% smaller than that of a constant per LLM.</h1>" in page
     assert "<script src" not in page
-    assert "<all>" not in page.replace('"knows <all>"', "")  # as data of a figure it is text
+    assert "<all>" not in page.replace('"knows <all>"', "")  # in the data of a figure it is text

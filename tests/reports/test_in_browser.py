@@ -27,7 +27,7 @@ def test_the_report_draws_every_figure_fetches_nothing_and_fits_the_window(width
     assert max(found["widths"]) <= width
 
 
-def test_in_the_dark_paper_is_dark_and_text_is_light(tmp_path: Path) -> None:
+def test_with_a_dark_colour_scheme_the_page_is_dark_and_text_light(tmp_path: Path) -> None:
     light, dark = (
         inspect(grid_document(grid(), ORIGIN).html(), tmp_path / name, dark=name == "dark") for name in ("l", "dark")
     )
@@ -41,7 +41,7 @@ def test_a_click_on_a_heading_sorts_a_table_by_value_not_by_text(tmp_path: Path)
     assert found["sorted"] == ["20.0 ms", "900.0 ms", "1.20 s", "10.00 s", "–"]
 
 
-def test_a_page_that_does_not_draw_is_detected(tmp_path: Path) -> None:
+def test_a_page_without_plots_is_detected(tmp_path: Path) -> None:
     found = inspect(grid_document(grid(), ORIGIN).html().replace("Plotly.react(", "Plotly.noPlot("), tmp_path)
     assert found["errors"]
     assert found["plots"] == 0

@@ -1,4 +1,4 @@
-"""The one page of all reports."""
+"""The page design that all reports share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lengthwise.reports.tables import Table
 ORIGIN = Origin("lengthwise simulate castillo", "0.1.0", "2026-01-01 00:00 UTC", "8 cores", "3")
 
 
-def test_the_page_has_verdict_origin_pictures_tables_and_the_command_in_this_order() -> None:
+def test_the_page_has_verdict_origin_figures_tables_and_the_command_in_this_order() -> None:
     page = html_page(
         "w on f",
         [Table("Numbers", ("a",), [["1"]])],
         verdict="It helps.",
         origin=ORIGIN,
-        figures=[Figure("Who", "", [], {})],
+        figures=[Figure("Chart", "", [], {})],
     )
     places = [
         page.index(text)
-        for text in ("<h1>It helps.</h1>", "2026-01-01", "<h2>Who</h2>", "<h2>Numbers</h2>", "How to run it again")
+        for text in ("<h1>It helps.</h1>", "2026-01-01", "<h2>Chart</h2>", "<h2>Numbers</h2>", "How to run it again")
     ]
     assert places == sorted(places)
     assert all(text in page for text in ("lengthwise 0.1.0", "<dt>Seed</dt><dd>3", "8 cores", 'name="viewport"'))
@@ -34,7 +34,7 @@ def test_names_are_escaped_and_cannot_end_the_script() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "options",
     [
         ["--api-key", "sk-1"],
         ["--api-key=sk-1"],
@@ -43,19 +43,19 @@ def test_names_are_escaped_and_cannot_end_the_script() -> None:
         ["--url", "http://me:sk-1@host"],
     ],
 )
-def test_secrets_are_not_in_the_command(words: list[str]) -> None:
-    shown = command_line(["lengthwise", "bench", *words, "--seed", "1"])
+def test_secrets_are_not_in_the_command(options: list[str]) -> None:
+    shown = command_line(["lengthwise", "bench", *options, "--seed", "1"])
     assert "sk-1" not in shown
     assert shown.endswith("--seed 1")
 
 
-def test_a_policy_has_its_colour_whatever_it_is_compared_with() -> None:
+def test_a_policy_has_the_same_colour_in_every_comparison() -> None:
     first, second = colours(["fcfs", "tie", "mine"]), colours(["sjf", "tie", "lengthwise"])
     assert first["tie"] == second["tie"]
     assert colours(["mine"]) == {"mine": colours(["mine", "other"])["mine"]}
     assert first["fcfs"] == COLOURS[0]
 
 
-def test_names_in_one_picture_differ_in_colour() -> None:
+def test_names_in_one_figure_differ_in_colour() -> None:
     names = ["fcfs", "lengthwise", *(f"fcfs behind router{i}" for i in range(8))]
     assert len(set(colours(names).values())) == len(names)

@@ -1,4 +1,4 @@
-"""Compared runs: the verdict in words and the three pictures."""
+"""Compared runs: the verdict and the figures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FCFS = run("fcfs", ONE, predictor=None)
 GOOD = run("lengthwise", Ratio(0.6, 0.55, 0.66), 1.05, short=0.25)
 
 
-def test_the_verdict_names_gain_interval_tail_and_who_pays() -> None:
+def test_the_verdict_names_gain_interval_tail_and_latency_by_length() -> None:
     assert verdict([FCFS, GOOD]) == (
         "lengthwise with the predictor fast lowers mean E2E by 40 % against fcfs at load 0.90 "
         "(95 % interval -45 % to -34 %). "
@@ -77,7 +77,7 @@ def test_the_verdict_names_gain_interval_tail_and_who_pays() -> None:
         ([ReportedRun("sjf", latency={"e2e_s": {"mean": 2.0}})], "Mean E2E of sjf is 2.00 s."),
     ],
 )
-def test_the_verdict_is_honest(runs: Sequence[ReportedRun], begins: str) -> None:
+def test_the_verdict_without_a_clear_gain_states_that(runs: Sequence[ReportedRun], begins: str) -> None:
     assert verdict(runs).startswith(begins)
 
 
@@ -97,7 +97,7 @@ def test_plotly_accepts_every_figure(draw: Callable[[Sequence[ReportedRun]], Fig
 
 
 @given(st.floats(0.99, 1.01), st.floats(0.0, 0.01))
-def test_an_axis_of_ratios_never_zooms_into_noise(middle: float, half: float) -> None:
+def test_an_axis_of_ratios_has_a_minimum_range(middle: float, half: float) -> None:
     noisy = run("sjf", Ratio(middle, middle - half, middle + half))
     ends = ratio_intervals([FCFS, noisy]).layout["xaxis"]["range"]
     assert 10 ** ends[0] <= 0.8
@@ -111,7 +111,7 @@ def test_an_axis_of_ratios_holds_every_interval(middle: float) -> None:
     assert 10 ** ends[0] < middle / 2 < middle * 2 < 10 ** ends[1]
 
 
-def test_a_policy_has_one_colour_in_every_picture_and_fcfs_is_grey() -> None:
+def test_a_policy_has_one_colour_in_every_figure_and_fcfs_is_grey() -> None:
     colours: dict[str, set[str]] = {}
     for runs in ([FCFS, GOOD], [GOOD, run("sjf", ONE), FCFS], [FCFS, GOOD, run("fcfs", ONE, predictor=None, load=1.1)]):
         for figure in figures(runs):
@@ -121,7 +121,7 @@ def test_a_policy_has_one_colour_in_every_picture_and_fcfs_is_grey() -> None:
     assert colours["fcfs"] == {"#848d97"}
 
 
-def test_what_the_others_are_compared_with_is_grey_and_named_in_the_verdict() -> None:
+def test_the_baseline_is_grey_and_named_in_the_verdict() -> None:
     base, other, third = (replace(FCFS, router=router) for router in ("least_load", "lengthwise", USUAL_ROUTER))
     better = [replace(each, over_fcfs=GOOD.over_fcfs) for each in (other, third)]
     drawn = {trace["name"]: trace["line"]["color"] for trace in latency_by_length([base, *better]).data}
@@ -137,7 +137,7 @@ def test_seeds_are_averaged_by_length_and_the_first_is_shown_over_time() -> None
     assert both.time_s == (1.0, 2.0)
 
 
-def test_a_run_survives_json() -> None:
+def test_a_run_is_written_as_json_and_read_back() -> None:
     again = ReportedRun.of(json.loads(to_json(GOOD.to_dict())))
     assert again.label == GOOD.label
     assert again.over_fcfs == GOOD.over_fcfs

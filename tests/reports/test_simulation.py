@@ -41,26 +41,26 @@ def test_a_row_per_level_policy_and_predictor_in_every_table() -> None:
         assert all(len(row) == len(table.columns) for row in table.rows)
 
 
-def test_what_is_the_same_everywhere_is_in_the_title() -> None:
+def test_a_column_with_one_value_moves_to_the_title() -> None:
     table = tables(grid(predictors=("oracle",)))[-1]
     assert list(table.columns[:2]) == ["policy", "load"]
     assert table.title.endswith("predictions oracle (TRUE LENGTHS)")
     assert not any("gain" in column for column in table.columns)
 
 
-def test_the_load_is_given_with_all_that_it_depends_on() -> None:
+def test_the_load_is_given_with_n_slots_seeds_and_capacity() -> None:
     notes = " ".join(tables(grid())[-1].notes)
     assert "n 60, slots 4, 2 seeds from 0, run to drain" in notes
     assert "possible under backlog (FCFS, round robin)" in notes
 
 
-def test_without_fcfs_the_table_says_why_there_are_no_ratios() -> None:
+def test_without_fcfs_a_note_states_why_there_are_no_ratios() -> None:
     table = tables(grid(policies=("sjf",)))[-1]
     assert "fcfs is not among the policies" in table.notes[0]
     assert table.rows[0][3] == "–"
 
 
-def test_a_note_says_where_hardly_any_request_waits() -> None:
+def test_a_note_states_the_loads_at_which_hardly_any_request_waits() -> None:
     source = requests([(8, 3), (8, 40)] * 15)
     idle = run_grid(
         Plan(fleet(UNEVEN, seqs=8), ["fcfs", "sjf"], ["oracle"], rates=[0.01]),
@@ -70,7 +70,7 @@ def test_a_note_says_where_hardly_any_request_waits() -> None:
     assert not any("Hardly any request" in note for note in tables(grid())[-1].notes if "1.40" in note)
 
 
-def test_figures_read_well() -> None:
+def test_seconds_and_ratios_are_formatted() -> None:
     assert [seconds(value) for value in (0.0123, 12.3, math.nan)] == ["12.3 ms", "12.30 s", "–"]
     assert multiple(Ratio(0.5, 0.4, 0.6)) == "0.500 [0.400, 0.600]"
     assert multiple(Ratio(1.0, 1.0, 1.0)) == "1"
@@ -78,20 +78,20 @@ def test_figures_read_well() -> None:
     assert multiple(Ratio.none()) == "–"
 
 
-def test_a_batch_has_no_load_to_speak_of() -> None:
+def test_a_batch_has_no_load() -> None:
     batch = requests([(8, 3), (8, 40), (8, 12)] * 5).replace(arrival_s=[0.0] * 15)
     found = runs_of(run_grid(Plan(fleet(UNEVEN, seqs=2), ["fcfs", "sjf"], ["oracle"]), lambda _: batch))
     assert {run.level for run in found} == {"all at once"}
     assert all(math.isnan(run.load) for run in found)
 
 
-def test_facts_hold_all_that_the_page_draws() -> None:
+def test_facts_hold_everything_that_the_figures_need() -> None:
     stored = [ReportedRun.of(run) for run in json.loads(to_json(facts(grid())))["runs"]]
     assert to_json([run.to_dict() for run in stored]) == to_json([run.to_dict() for run in runs_of(grid())])
     assert to_json(figures(stored)) == to_json(figures(runs_of(grid())))
 
 
-def test_the_page_opens_with_the_verdict_and_needs_nothing_else() -> None:
+def test_the_page_opens_with_the_verdict_and_is_self_contained() -> None:
     page = grid_document(grid()).html()
     assert page.index("<h1>") < page.index("Latency by output length") < page.index("Over FCFS, below 1 is better")
     assert (
@@ -103,6 +103,6 @@ def test_the_page_opens_with_the_verdict_and_needs_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("loads", "drawn"), [((1.4,), False), ((0.7, 1.4), True)])
-def test_latency_against_load_is_drawn_for_several_loads_only(loads: tuple[float, ...], drawn: bool) -> None:
+def test_latency_by_load_is_drawn_for_several_loads_only(loads: tuple[float, ...], drawn: bool) -> None:
     titles = [each.title for each in figures(runs_of(grid(loads=loads)))]
     assert ("Latency by load" in titles) == drawn

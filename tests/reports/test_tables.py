@@ -43,7 +43,7 @@ def test_a_wide_table_is_split_to_fit_80_columns_and_every_part_names_its_rows()
     assert "…" not in text
 
 
-def test_columns_that_belong_together_are_not_split() -> None:
+def test_grouped_columns_are_not_split() -> None:
     columns = ["run", *("first", "then", "ratio") * 4]
     table = Table("t", columns, [["x" * 20] + ["10.00 s"] * 12], together=3)
     parts = table.parts(80)
@@ -52,7 +52,7 @@ def test_columns_that_belong_together_are_not_split() -> None:
     assert sum(len(part.columns) - 1 for part in parts) == 12
 
 
-def test_json_has_plain_values_and_null_for_what_is_no_number() -> None:
+def test_json_has_plain_values_and_null_for_nan_and_infinity() -> None:
     tree = Inner({"a": np.arange(2), 1: (np.float64(0.5), float("nan")), "b": Inner([np.inf, True, None])})
     expected = {"values": {"a": [0, 1], "1": [0.5, None], "b": {"values": [None, True, None]}}}
     assert json.loads(to_json(tree)) == expected
@@ -74,7 +74,7 @@ def shown(*, terminal: bool, after_s: float = 0.0, steps: bool = True) -> str:
     return out.getvalue()
 
 
-def test_a_bar_with_the_time_left_is_shown_on_a_terminal_after_a_while() -> None:
+def test_a_late_progress_bar_shows_the_time_left_on_a_terminal() -> None:
     found = shown(terminal=True)
     assert "working" in found
     assert "left" in found
@@ -84,6 +84,6 @@ def test_a_bar_is_shown_before_the_first_step_has_ended() -> None:
     assert "reading" in shown(terminal=True, steps=False)
 
 
-def test_quick_work_and_no_terminal_show_no_bar() -> None:
+def test_no_bar_is_shown_for_quick_work_or_without_a_terminal() -> None:
     assert shown(terminal=True, after_s=3600.0) == ""
     assert shown(terminal=False) == ""

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
-    """Tiny matrices are slower on several threads, above all beside other work."""
+    """Use one thread: tiny matrices are slower on several."""
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -38,7 +38,7 @@ def test_a_group_is_limited_and_rare_llms_are_pooled_by_family_and_size(tmp_path
     assert "sort 31  numbers." not in table.column("prompt")
 
 
-def test_prompts_with_fewer_answers_are_padded_and_degenerate_ones_are_out(tmp_path: Path) -> None:
+def test_prompts_with_fewer_answers_are_padded_and_degenerate_samples_left_out(tmp_path: Path) -> None:
     table = PromptTable.of(load_samples(folder(tmp_path)))
     place = {text: number for number, text in enumerate(table.column("prompt"))}
     assert table.lengths[place["Sort 3 numbers."], 0].tolist() == [100, 200, 0]

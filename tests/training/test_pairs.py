@@ -1,4 +1,4 @@
-"""Pairs of prompts and LLMs: levels that a few lengths hardly move, scores within an LLM."""
+"""Pairs of prompts and LLMs: levels of LLMs, and scores within an LLM."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_a_prompt_of_an_earlier_source_is_left_out_of_a_later_one() -> None:
     table = PairTable.of(first, second)
     assert table.texts == ("Sort it.", "Hi", "Bye")
     assert table.groups == ("castillo-code", "castillo-chat", "chat")
-    assert table.lengths[1, :2].tolist() == [5, 0]  # the degenerate sample is out
+    assert table.lengths[1, :2].tolist() == [5, 0]  # the degenerate sample is left out
     part = table.take(table.in_groups(["chat"]))
     assert (part.texts, [part.llms[n] for n in part.llm]) == (("Bye",), ["b"])
 
 
-def test_levels_are_those_on_shared_prompts_and_few_lengths_move_a_level_little() -> None:
+def test_levels_are_estimated_on_shared_prompts_and_shrunk_for_few_lengths() -> None:
     rng = np.random.default_rng(0)
     rows = []
     for number in range(300):
@@ -62,7 +62,7 @@ def test_a_group_is_scored_over_llms_with_enough_prompts() -> None:
     assert score_pairs(table, mu + 3.0, np.full(len(mu), 0.3), 3.5).coverage_90 == 0.0
 
 
-def test_capped_samples_do_not_count_in_the_coverage() -> None:
+def test_capped_samples_are_ignored_in_the_coverage() -> None:
     capped = [[False]] * 39 + [[True]]
     table = PairTable.of(samples([("chat", f"p{n}", "a", [100]) for n in range(40)], capped=capped))
     mu = np.full(40, np.log(100.0))

@@ -1,4 +1,4 @@
-"""Tests see no data folder unless they ask for it, so that they say the same everywhere."""
+"""Tests use the packaged samples unless they request the full data, so that they do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _only_the_packaged_samples(request: pytest.FixtureRequest, monkeypatch: pyte
 def full_data() -> Path:
     given = os.environ.get(VARIABLE)
     if not given:
-        pytest.skip(f"{VARIABLE} is not set: the full data are not here")
+        pytest.skip(f"{VARIABLE} is not set; the full data are needed")
     return Path(given)
 
 

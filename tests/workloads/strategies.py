@@ -11,7 +11,7 @@ from lengthwise.workloads import Workload
 
 BLOCK = 16
 
-# What a file can hold: no lone surrogates, and no NUL, which CSV readers refuse.
+# Texts that a file can hold: no lone surrogates, and no NUL, which CSV readers refuse.
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=12)
 uint64 = st.integers(0, 2**64 - 1)
 

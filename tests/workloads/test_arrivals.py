@@ -19,7 +19,7 @@ def trace(n: int = 50) -> Workload:
 
 
 @given(st.floats(0.1, 1e3), st.floats(0, 4), st.integers(0, 99))
-def test_arrivals_are_times_and_never_fall(rate: float, cv: float, seed: int) -> None:
+def test_arrivals_are_nonnegative_and_sorted(rate: float, cv: float, seed: int) -> None:
     arrivals = gamma(100, rate, cv, np.random.default_rng(seed))
     assert len(arrivals) == 100
     assert (arrivals >= 0).all()
@@ -27,7 +27,7 @@ def test_arrivals_are_times_and_never_fall(rate: float, cv: float, seed: int) ->
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 3.0])
-def test_gaps_have_the_rate_and_the_cv_asked_for(cv: float) -> None:
+def test_gaps_have_the_given_rate_and_cv(cv: float) -> None:
     gaps = np.diff(gamma(200_000, 8.0, cv, np.random.default_rng(1)))
     assert gaps.mean() == pytest.approx(1 / 8, rel=0.03)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03, abs=1e-9)
@@ -38,7 +38,7 @@ def test_poisson_is_gamma_with_cv_one() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+def test_an_invalid_rate_is_refused(rate: float) -> None:
     with pytest.raises(InputError, match="field 'rate'"):
         poisson(1, rate, np.random.default_rng(0))
 
@@ -73,20 +73,20 @@ def test_spreading_ticks_keeps_every_request_inside_its_tick() -> None:
     assert len(set(spread.arrival_s.tolist())) == 50
 
 
-def test_redrawing_uses_every_request_once_before_any_twice() -> None:
+def test_resampling_repeats_a_request_only_after_all_were_drawn() -> None:
     drawn = redraw(trace(), requests=120, rate=8.0, seed=1)
     times = np.bincount(drawn.input_tokens)[1:]
     assert set(times.tolist()) == {2, 3}
     assert drawn.input_tokens[:50].tolist() != drawn.input_tokens[50:100].tolist()
 
 
-def test_another_rate_changes_arrivals_and_nothing_else() -> None:
+def test_the_rate_changes_only_the_arrivals() -> None:
     slow, fast = (redraw(trace(), requests=80, rate=rate, seed=1) for rate in (1.0, 10.0))
     assert slow.input_tokens.tolist() == fast.input_tokens.tolist()
     assert slow.arrival_s == pytest.approx(fast.arrival_s * 10)
 
 
-def test_a_replay_is_the_beginning_of_the_trace() -> None:
+def test_a_replay_has_the_first_requests_of_the_trace() -> None:
     assert replay(trace(), requests=10) == trace().head(10)
     assert replay(trace(), requests=10, rate=2.0).rate == pytest.approx(2.0)
     with pytest.raises(InputError, match="51 requests of a trace that has 50"):

@@ -1,4 +1,4 @@
-"""Every way a file can be wrong is one line that names the file, the row and the field."""
+"""An invalid file is a one-line error that names the file, the row and the field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def line(timestamp: str = "0", input_length: str = "1", output_length: str = "1"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "row", "field", "says"),
+    ("name", "text", "row", "field", "message"),
     [
         ("a.csv", "arrival_s,input_tokens\n0,1\n", None, "output_tokens", "missing column"),
         ("a.csv", "input_tokens,output_tokens\n1,1\n", None, "arrival_s", "missing column"),
@@ -56,26 +56,28 @@ def line(timestamp: str = "0", input_length: str = "1", output_length: str = "1"
         ("a.jsonl", line() + line()[:20], 2, None, "truncated"),
         ("a.jsonl", line() + "nonsense\n" + line(), 2, None, "one JSON object per line"),
         ("a.jsonl", line() + "[1]\n", 2, None, "not a JSON object"),
-        ("a.txt", "nothing to see here", None, None, "no format known"),
+        ("a.txt", "plain text", None, None, "no format known"),
     ],
 )
-def test_a_bad_text_file(tmp_path: Path, name: str, text: str, row: int | None, field: str | None, says: str) -> None:
+def test_an_invalid_text_file_is_named_by_row_and_field(
+    tmp_path: Path, name: str, text: str, row: int | None, field: str | None, message: str
+) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         read_workload(path)
     assert (caught.value.source, caught.value.row, caught.value.field) == (str(path), row, field)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_without_a_byte(tmp_path: Path) -> None:
+def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").touch()
     with pytest.raises(InputError, match="is empty"):
         read_workload(tmp_path / "a.parquet")
 
 
-def test_a_folder_and_a_path_that_is_not_there(tmp_path: Path) -> None:
+def test_a_folder_or_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder"):
         read_workload(tmp_path)
     with pytest.raises(InputError, match="no such file"):
@@ -83,7 +85,7 @@ def test_a_folder_and_a_path_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0.5, 0.99])
-def test_a_truncated_parquet_file(tmp_path: Path, kept: float) -> None:
+def test_a_truncated_parquet_file_is_an_error(tmp_path: Path, kept: float) -> None:
     path = tmp_path / "a.parquet"
     write_workload(load_trace("azure_sample"), path)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * kept)])
@@ -92,7 +94,7 @@ def test_a_truncated_parquet_file(tmp_path: Path, kept: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz"])
-def test_a_truncated_gzip_file(tmp_path: Path, name: str) -> None:
+def test_a_truncated_gzip_file_is_an_error(tmp_path: Path, name: str) -> None:
     text = CSV + "0,1,1\n" * 5000 if "csv" in name else line() * 5000
     packed = gzip.compress(text.encode())
     (tmp_path / name).write_bytes(packed[: len(packed) // 2])
@@ -100,37 +102,37 @@ def test_a_truncated_gzip_file(tmp_path: Path, name: str) -> None:
         read_workload(tmp_path / name)
 
 
-def test_text_in_another_encoding(tmp_path: Path) -> None:
+def test_text_in_another_encoding_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00a\x00,")
     with pytest.raises(InputError, match="not UTF-8"):
         read_workload(tmp_path / "a.csv")
 
 
-def test_a_parquet_file_with_text_for_a_length(tmp_path: Path) -> None:
+def test_text_for_a_length_in_parquet_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"arrival_s": [0.0, 1.0], "input_tokens": ["1", "x"], "output_tokens": [1, 1]}), path)
     with pytest.raises(InputError, match=r"a\.parquet, row 2, field 'input_tokens': 'x' does not fit"):
         read_workload(path)
 
 
-def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
+def test_an_unknown_format_is_an_error_that_lists_the_known(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(CSV)
     with pytest.raises(InputError, match="format 'xml' is not known; one of: parquet, csv"):
         read_workload(tmp_path / "a.csv", format="xml")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("target", "says"), [("a.xlsx", "end it in .parquet"), ("none/a.csv", "folder does not exist")]
+    ("target", "message"), [("a.xlsx", "end it in .parquet"), ("none/a.csv", "folder does not exist")]
 )
-def test_a_target_that_cannot_be_written(tmp_path: Path, target: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_an_unwritable_target_is_an_error(tmp_path: Path, target: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         write_workload(load_trace("azure_sample"), tmp_path / target)
     (tmp_path / "d.csv").mkdir()
     with pytest.raises(InputError, match="is a folder"):
         write_workload(load_trace("azure_sample"), tmp_path / "d.csv")
 
 
-def test_several_block_sizes_in_one_file(tmp_path: Path) -> None:
+def test_several_block_sizes_in_one_file_are_an_error(tmp_path: Path) -> None:
     row = '{"timestamp": 0, "input_length": 99, "output_length": 1, "hash_ids": [1], "block_size": %d}\n'
     (tmp_path / "a.jsonl").write_text(row % 64 + row % 16)
     with pytest.raises(InputError, match="several block sizes"):

@@ -38,7 +38,7 @@ def test_empty_answers_are_left_out_and_counted(folder: Path) -> None:
     assert load_alpaca(folder).left_out == (LeftOut("rows with an empty answer", 1),)
 
 
-def test_as_lengths_every_answer_is_one_sample_of_one_llm(folder: Path) -> None:
+def test_each_answer_is_one_length_sample_of_one_llm(folder: Path) -> None:
     samples = load_alpaca_lengths(folder)
     assert (samples.corpora, samples.llms) == ((ALPACA,), (ALPACA_LLM,))
     rows = {row["prompt_id"]: row for row in samples.table.to_pylist()}
@@ -46,7 +46,7 @@ def test_as_lengths_every_answer_is_one_sample_of_one_llm(folder: Path) -> None:
     assert rows["1"]["prompt"] == "Translate.\nrouge"
 
 
-def test_a_prompt_stays_in_its_split_when_others_come(tmp_path: Path) -> None:
+def test_a_prompt_stays_in_its_split_when_prompts_are_added(tmp_path: Path) -> None:
     splits = []
     for count in (200, 400):
         numbers = list(range(count))
@@ -59,12 +59,12 @@ def test_a_prompt_stays_in_its_split_when_others_come(tmp_path: Path) -> None:
     assert 40 < sum(split == "test" for split in splits[1].values()) < 120
 
 
-def test_nothing_of_it_ships_so_the_folder_is_asked_for() -> None:
+def test_without_a_data_folder_alpaca_is_an_error() -> None:
     with pytest.raises(InputError, match=r"does not ship .* set LENGTHWISE_DATA"):
         load_alpaca()
 
 
-def test_a_folder_without_it_and_a_missing_column_are_named(folder: Path) -> None:
+def test_a_missing_file_and_a_missing_column_are_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"alpaca52k\.parquet: no such file"):
         load_alpaca(folder / "nowhere")
     pq.write_table(pa.table({"instruction": ["a"]}), folder / "alpaca52k.parquet")
@@ -72,7 +72,7 @@ def test_a_folder_without_it_and_a_missing_column_are_named(folder: Path) -> Non
         load_alpaca(folder)
 
 
-def test_all_of_it_but_28_empty_answers_is_there(full_data: Path) -> None:
+def test_alpaca_has_all_rows_but_28_empty_answers(full_data: Path) -> None:
     workload = load_alpaca(full_data / "alpaca52k")
     assert len(workload) == 52_002 - 28
     assert workload.left_out == (LeftOut("rows with an empty answer", 28),)

@@ -34,7 +34,7 @@ def record(number: int, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def hub_layout(tmp_path: Path) -> Path:
-    """A folder as the hub lays it out: an array in one split, JSON lines in another."""
+    """A folder in the layout of the hub: an array in one split, JSON lines in another."""
     folder = tmp_path / "original"
     folder.mkdir()
     (folder / "original_train.json").write_text(json.dumps([record(1), record(2)]))
@@ -42,11 +42,11 @@ def hub_layout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_without_a_data_folder_the_packaged_slice_is_used_and_says_so() -> None:
+def test_without_a_data_folder_the_packaged_sample_is_used_and_named_as_origin() -> None:
     assert load_castillo().origin == PACKAGED
 
 
-def test_the_full_data_are_used_where_they_are(full_data: Path) -> None:
+def test_the_full_data_are_used_if_present(full_data: Path) -> None:
     samples = load_castillo()
     assert samples.origin == str(full_data / "castillo")
     assert (len(samples), len(samples.llms), len(samples.corpora)) == (67_565, 13, 7)
@@ -66,24 +66,24 @@ def test_the_hubs_layout_is_read_from_a_folder(hub_layout: Path) -> None:
 
 
 def test_a_hub_name_is_fetched_as_a_dataset(hub_layout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fake at the edge: only the download is replaced, by a folder in the hub's layout."""
-    asked: dict[str, Any] = {}
+    """Only the download is replaced, by a folder in the layout of the hub."""
+    received: dict[str, Any] = {}
 
     def snapshot_download(**options: Any) -> str:
-        asked.update(options)
+        received.update(options)
         return str(hub_layout)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     samples = load_castillo("danfperam/castillo")
     assert (len(samples), samples.origin) == (4, "danfperam/castillo")
-    assert asked == {
+    assert received == {
         "repo_id": "danfperam/castillo",
         "repo_type": "dataset",
         "allow_patterns": ["original/*"],
     }
 
 
-def test_a_hub_that_cannot_be_reached_says_what_else_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_an_error_that_suggests_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(**_: Any) -> str:
         raise ConnectionError("no route to host")
 
@@ -92,7 +92,7 @@ def test_a_hub_that_cannot_be_reached_says_what_else_to_give(monkeypatch: pytest
         load_castillo("danfperam/castillo")
 
 
-def test_without_the_hubs_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_hubs_package_the_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(InputError, match="pip install huggingface-hub"):
         load_castillo("danfperam/castillo")
@@ -106,16 +106,16 @@ def test_a_missing_key_is_named_by_file_and_row(hub_layout: Path) -> None:
         load_castillo(hub_layout)
 
 
-@pytest.mark.parametrize(("text", "says"), [("[{", "truncated"), ('{"a": 1}\n{', "row 2"), ("[1]", "not a record")])
-def test_broken_json_is_named(hub_layout: Path, text: str, says: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [("[{", "truncated"), ('{"a": 1}\n{', "row 2"), ("[1]", "not a record")])
+def test_broken_json_is_named(hub_layout: Path, text: str, message: str) -> None:
     (hub_layout / "original" / "original_train.json").write_text(text)
     with pytest.raises(InputError) as caught:
         load_castillo(hub_layout)
     assert "original_train.json" in str(caught.value)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_places_without_castillo_are_refused(tmp_path: Path) -> None:
+def test_folders_and_configs_without_castillo_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no CASTILLO data"):
         load_castillo(tmp_path)
     with pytest.raises(InputError, match="no such folder"):
@@ -145,14 +145,14 @@ def test_every_true_length_is_a_clean_sample_of_its_prompt(packaged: LengthSampl
     assert set(workload.table["llm"].to_pylist()) == {LLAMA}
 
 
-def test_the_mean_of_the_clean_samples_goes_with_each_request(packaged: LengthSamples) -> None:
+def test_each_request_has_the_mean_of_its_clean_samples(packaged: LengthSamples) -> None:
     rows = packaged.where(llm=LLAMA)
     means = dict(zip(rows.table["prompt"].to_pylist(), rows.clean_mean().tolist(), strict=True))
     workload = castillo_workload(packaged, LLAMA, requests=50, rate=8, seed=1)
     assert workload.sample_mean.tolist() == [means[prompt] for prompt in workload.table["prompt"].to_pylist()]
 
 
-def test_prompts_repeat_in_rounds_of_another_order_and_with_other_samples(packaged: LengthSamples) -> None:
+def test_prompts_repeat_in_another_order_after_all_were_used(packaged: LengthSamples) -> None:
     n = len(packaged.where(llm=LLAMA))
     workload = castillo_workload(packaged, LLAMA, requests=2 * n, rate=8, seed=1)
     prompts = workload.table["prompt"].to_pylist()
@@ -160,13 +160,13 @@ def test_prompts_repeat_in_rounds_of_another_order_and_with_other_samples(packag
     assert prompts[:n] != prompts[n:]
 
 
-def test_the_rate_changes_arrivals_and_nothing_else(packaged: LengthSamples) -> None:
+def test_the_rate_changes_only_the_arrivals(packaged: LengthSamples) -> None:
     slow, fast = (castillo_workload(packaged, LLAMA, requests=200, rate=rate, seed=3) for rate in (1, 10))
     assert fast.replace(arrival_s=slow.arrival_s) == slow
     assert slow != castillo_workload(packaged, LLAMA, requests=200, rate=1, seed=4)
 
 
-def test_what_is_degenerate_is_left_out_and_counted() -> None:
+def test_degenerate_samples_are_left_out_and_counted() -> None:
     samples = LengthSamples.from_table(
         {
             "corpus": ["Mbpp"] * 3,
@@ -196,6 +196,6 @@ def test_a_limit_cuts_lengths_but_not_the_mean(packaged: LengthSamples) -> None:
     assert limited.sample_mean.tolist() == free.sample_mean.tolist()
 
 
-def test_no_requests_are_refused(packaged: LengthSamples) -> None:
+def test_zero_requests_are_refused(packaged: LengthSamples) -> None:
     with pytest.raises(InputError, match="field 'requests'"):
         castillo_workload(packaged, LLAMA, requests=0, rate=1, seed=0)

@@ -1,4 +1,4 @@
-"""Diverse length samples: groups of sources, the same LLM under one name, each prompt in one group."""
+"""Diverse length samples: groups of sources, one name per LLM, each prompt in one group."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_prompt_of_two_groups_stays_in_the_first_one(tmp_path: Path) -> None:
     assert load_diverse(write(tmp_path, *rows)).corpora == ("mt-bench",)
 
 
-def test_what_must_not_ship_and_hidden_reasoning_are_left_out(tmp_path: Path) -> None:
+def test_unclear_licences_and_hidden_reasoning_are_left_out(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": "a", "source": UNCLEAR_LICENCE[0]},
         {"prompt": "b", "maybe_hidden_reasoning": True},

@@ -54,7 +54,7 @@ def test_csv_keeps_everything_but_block_hashes(tmp_path: Path, workload: Workloa
 
 @reuses_the_folder
 @given(workload=workloads())
-def test_mooncake_keeps_everything_up_to_the_names_of_blocks(tmp_path: Path, workload: Workload) -> None:
+def test_mooncake_keeps_everything_but_the_values_of_block_hashes(tmp_path: Path, workload: Workload) -> None:
     write_workload(workload, tmp_path / "w.jsonl")
     back = read_workload(tmp_path / "w.jsonl")
     assert back.arrival_s == pytest.approx(workload.arrival_s, abs=1e-9)
@@ -81,7 +81,7 @@ def test_mooncake_lines_begin_with_the_four_standard_keys(tmp_path: Path) -> Non
     assert records[1]["hash_ids"] == [0, 1]
 
 
-def test_blocks_of_mooncakes_own_size_need_no_further_key(tmp_path: Path) -> None:
+def test_blocks_of_512_tokens_need_no_block_size_in_mooncake(tmp_path: Path) -> None:
     workload = small(input_tokens=[600, 600, 600], block_hashes=[[1, 2], [1], []]).replace(block_size=512)
     write_workload(workload, tmp_path / "w.jsonl")
     assert all("block_size" not in record for record in lines(tmp_path / "w.jsonl"))
@@ -101,7 +101,7 @@ def test_a_mooncake_trace_as_published_is_read(tmp_path: Path) -> None:
     assert read_workload(path, block_size=256).block_size == 256
 
 
-def test_mooncake_ticks_are_spread_only_when_asked_and_by_seed(tmp_path: Path) -> None:
+def test_mooncake_ticks_are_spread_only_with_a_jitter_seed(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"timestamp": 3000, "input_length": 1, "output_length": 1, "hash_ids": []}\n' * 20)
     assert set(read_workload(path).arrival_s.tolist()) == {3.0}
@@ -154,7 +154,7 @@ def test_columns_can_be_renamed_while_reading(tmp_path: Path) -> None:
     assert workload.table["tenant"].to_pylist() == ["7"]
 
 
-def test_lengths_alone_are_a_batch_where_no_arrivals_are_needed(tmp_path: Path) -> None:
+def test_lengths_without_arrivals_are_a_batch_if_arrivals_are_optional(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("input_tokens,output_tokens\n3,4\n5,6\n")
     workload = read_workload(tmp_path / "l.csv", need_arrivals=False)
     assert workload.arrival_s.tolist() == [0, 0]
@@ -168,7 +168,7 @@ def test_requests_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> 
     assert workload.left_out == (LeftOut("requests without an answer (0 output tokens)", 1),)
 
 
-def test_whole_numbers_written_as_decimals_are_whole_numbers(tmp_path: Path) -> None:
+def test_integers_written_as_decimals_are_read(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("arrival_s,input_tokens,output_tokens\n0,1.0,1\n\n1,2,3\n")
     assert read_workload(tmp_path / "d.csv").input_tokens.tolist() == [1, 2]
     (tmp_path / "d.jsonl").write_text('{"timestamp": 0, "input_length": 1.0, "output_length": 2, "hash_ids": []}\n')
@@ -183,14 +183,14 @@ def test_gzipped_text_is_read_like_plain_text(tmp_path: Path, ending: str) -> No
 
 
 @pytest.mark.parametrize(("ending", "name"), [("parquet", "parquet"), ("csv", "csv"), ("jsonl", "mooncake")])
-def test_the_content_tells_the_format_where_the_ending_does_not(tmp_path: Path, ending: str, name: Any) -> None:
+def test_the_format_is_detected_from_the_content_without_an_extension(tmp_path: Path, ending: str, name: Any) -> None:
     write_workload(small(), tmp_path / f"w.{ending}")
     plain = (tmp_path / f"w.{ending}").rename(tmp_path / "trace")
     assert read_workload(plain) == small()
     assert read_workload(plain, format=name) == small()
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "w.csv"
     write_workload(small(), path)
     before = path.read_bytes()
@@ -211,19 +211,19 @@ def test_the_azure_trace_has_its_published_size(full_data: Path) -> None:
     assert len(load_trace("azure2023_conv")) == 19_366
 
 
-def test_arrow_and_the_slow_reader_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arrow_reader_and_the_slow_reader_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = small(prompt=["a", 'b "c"\nd', None], sample_mean=[1.5, None, 2.0], block_hashes=[[], [1, 2], []])
     for ending in ("csv", "jsonl"):
         path = tmp_path / f"w.{ending}"
         write_workload(workload, path)
         fast = read_workload(path)
 
-        def stumble(*_: Any, **__: Any) -> None:
-            raise pa.ArrowInvalid("made to fail here")
+        def fail(*_: Any, **__: Any) -> None:
+            raise pa.ArrowInvalid("fails")
 
         with monkeypatch.context() as patch:
-            patch.setattr("pyarrow.csv.read_csv", stumble)
-            patch.setattr("pyarrow.json.read_json", stumble)
+            patch.setattr("pyarrow.csv.read_csv", fail)
+            patch.setattr("pyarrow.json.read_json", fail)
             slow = read_workload(path)
         assert slow == fast
         assert np.array_equal(slow.block_values, fast.block_values)

@@ -29,7 +29,7 @@ from lengthwise.workloads.generators import TAIL_TOKENS, examples_text, system_p
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("1:0.5,300:0.4", "sum to 0.9; they must sum to 1"),
         ("1:-0.5,300:1.5", "probability -0.5 in '1:-0.5'"),
@@ -42,15 +42,15 @@ from lengthwise.workloads.generators import TAIL_TOKENS, examples_text, system_p
         ("", "'' is not a pair"),
     ],
 )
-def test_a_bad_distribution_is_named_with_what_would_be_right(text: str, says: str) -> None:
+def test_an_invalid_distribution_is_an_error_with_a_hint(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         DiscreteLengths.parse(text)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.field
     assert caught.value.hint
 
 
-def test_thirds_that_sum_to_one_up_to_rounding_are_fine() -> None:
+def test_probabilities_may_sum_to_one_up_to_rounding() -> None:
     DiscreteLengths.parse("1:0.3333333333,2:0.3333333333,3:0.3333333334")
 
 
@@ -77,14 +77,14 @@ def first_blocks(workload: Workload) -> list[int]:
 
 
 @pytest.mark.parametrize("tokens", [16, 100, 512])
-def test_a_system_prompt_has_the_length_asked_for_and_its_own_words(tokens: int) -> None:
+def test_system_prompts_have_the_given_length_and_are_distinct(tokens: int) -> None:
     texts = [system_prefix(index, tokens) for index in range(20)]
     assert {len(text) + len("\n\n") for text in texts} == {4 * tokens}
     assert len(set(texts)) == 20
     assert texts == [system_prefix(index, tokens) for index in range(20)]
 
 
-def test_prompts_stand_behind_the_prefix_and_grow_by_its_tokens(prompts: Workload) -> None:
+def test_prompts_get_a_prefix_and_its_tokens(prompts: Workload) -> None:
     workload = behind_prefixes(prompts, prefixes=10, seed=0)
     assert (workload.input_tokens - prompts.input_tokens == 512).all()
     before, after = (w.table["prompt"].to_pylist() for w in (prompts, workload))
@@ -93,7 +93,7 @@ def test_prompts_stand_behind_the_prefix_and_grow_by_its_tokens(prompts: Workloa
     assert all(prefix.endswith(".\n\n") for prefix in prefixes)
 
 
-def test_blocks_are_those_of_the_text_and_shared_as_far_as_the_prefix_goes(prompts: Workload) -> None:
+def test_blocks_are_those_of_the_text_and_shared_within_a_prefix(prompts: Workload) -> None:
     workload = behind_prefixes(prompts, prefixes=3, seed=0)
     for row, text in enumerate(workload.table["prompt"].to_pylist()[:50]):
         full = hash_text(text)
@@ -102,7 +102,7 @@ def test_blocks_are_those_of_the_text_and_shared_as_far_as_the_prefix_goes(promp
     assert len(set(first_blocks(workload))) == 3
 
 
-def test_zipf_prefers_the_first_and_uniform_none(packaged: LengthSamples) -> None:
+def test_prefixes_have_zipf_or_uniform_popularity(packaged: LengthSamples) -> None:
     many = castillo_workload(packaged, "llama-3.1-8b", requests=4000, rate=8, seed=0)
     zipf = np.unique(first_blocks(behind_prefixes(many, prefixes=4, seed=0)), return_counts=True)[1]
     uniform = np.unique(
@@ -113,7 +113,7 @@ def test_zipf_prefers_the_first_and_uniform_none(packaged: LengthSamples) -> Non
     assert uniform / 4000 == pytest.approx([0.25] * 4, abs=0.03)
 
 
-def test_a_session_keeps_its_prefix_and_still_grows(prompts: Workload) -> None:
+def test_a_session_keeps_its_prefix_and_grows(prompts: Workload) -> None:
     workload = behind_prefixes(into_sessions(prompts, turns=4, think_s=5, seed=0), prefixes=5, seed=0)
     last: dict[str, list[int]] = {}
     for row, session in enumerate(workload.table["session"].to_pylist()):
@@ -125,7 +125,7 @@ def test_a_session_keeps_its_prefix_and_still_grows(prompts: Workload) -> None:
     assert len(set(first_blocks(workload))) == 5
 
 
-def test_a_trace_without_texts_gets_the_prefix_blocks_alone() -> None:
+def test_a_trace_without_texts_gets_only_the_blocks_of_the_prefix() -> None:
     workload = behind_prefixes(load_trace("azure_sample").head(50), prefixes=2, tokens=128, seed=0)
     assert {len(workload.blocks(row)) for row in range(50)} == {2}
     assert workload.table["prompt"].null_count == 50
@@ -134,7 +134,7 @@ def test_a_trace_without_texts_gets_the_prefix_blocks_alone() -> None:
 
 
 @pytest.mark.parametrize(("prefixes", "tokens"), [(0, 512), (3, 8)])
-def test_impossible_prefixes_are_refused(prompts: Workload, prefixes: int, tokens: int) -> None:
+def test_invalid_prefixes_are_refused(prompts: Workload, prefixes: int, tokens: int) -> None:
     with pytest.raises(InputError):
         behind_prefixes(prompts, prefixes=prefixes, tokens=tokens, seed=0)
 
@@ -159,13 +159,13 @@ def turns_by_session(workload: Workload) -> dict[str, list[int]]:
 
 
 @given(st.floats(1, 8), st.floats(0.1, 100), st.integers(0, 99))
-def test_each_turn_holds_all_that_was_said_before_it(turns: float, think_s: float, seed: int) -> None:
+def test_each_turn_contains_the_turns_before_it(turns: float, think_s: float, seed: int) -> None:
     workload = into_sessions(base(60), turns=turns, think_s=think_s, seed=seed)
     assert len(workload) == 60
     for rows in turns_by_session(workload).values():
         for before, after in pairwise(rows):
-            said = workload.input_tokens[before] + workload.output_tokens[before]
-            assert workload.input_tokens[after] > said
+            before_tokens = workload.input_tokens[before] + workload.output_tokens[before]
+            assert workload.input_tokens[after] > before_tokens
             blocks = workload.blocks(before)
             assert workload.blocks(after)[: len(blocks)].tolist() == blocks.tolist()
             assert len(blocks) == workload.input_tokens[before] // BLOCK_TOKENS
@@ -179,24 +179,24 @@ def test_sessions_share_no_blocks() -> None:
             assert owner.setdefault(block, session) == session
 
 
-def test_turns_and_think_times_have_the_means_asked_for() -> None:
+def test_turns_and_think_times_have_the_given_means() -> None:
     n = 40_000
     workload = into_sessions(base(n), turns=4, think_s=10, seed=0)
     sessions = turns_by_session(workload)
-    begun_inside = [rows for session, rows in sessions.items() if "before" not in session]
-    assert n / len(begun_inside) == pytest.approx(4, rel=0.03)
+    started_inside = [rows for session, rows in sessions.items() if "before" not in session]
+    assert n / len(started_inside) == pytest.approx(4, rel=0.03)
     gaps = np.concatenate([np.diff(workload.arrival_s[rows]) for rows in sessions.values()])
     assert gaps.mean() == pytest.approx(10, rel=0.03)
 
 
-def test_the_rate_stays_that_of_the_requests_it_was_made_from() -> None:
+def test_sessions_keep_the_rate_of_the_requests() -> None:
     before = base(2000)
     after = into_sessions(before, turns=5, think_s=60, seed=0)
     assert after.rate == pytest.approx(before.rate, rel=0.02)
     assert sorted(after.output_tokens.tolist()) == sorted(before.output_tokens.tolist())
 
 
-def test_one_turn_per_session_leaves_the_requests_alone() -> None:
+def test_one_turn_per_session_leaves_the_requests_unchanged() -> None:
     before = base(40)
     after = into_sessions(before, turns=1, think_s=5, seed=0)
     assert after.arrival_s.tolist() == before.arrival_s.tolist()
@@ -204,7 +204,7 @@ def test_one_turn_per_session_leaves_the_requests_alone() -> None:
 
 
 @pytest.mark.parametrize(("turns", "think_s"), [(0.5, 1.0), (float("nan"), 1.0), (2.0, 0.0), (2.0, float("inf"))])
-def test_impossible_sessions_are_refused(turns: float, think_s: float) -> None:
+def test_invalid_sessions_are_refused(turns: float, think_s: float) -> None:
     with pytest.raises(InputError):
         into_sessions(base(5), turns=turns, think_s=think_s, seed=0)
 
@@ -216,13 +216,13 @@ def react(**options: Any) -> Workload:
     return react_workload(**{"requests": 40, "rate": 64.0, "lengths": LENGTHS, "seed": 0, **options})
 
 
-def test_four_examples_make_the_published_token_counts() -> None:
+def test_four_examples_have_the_published_token_counts() -> None:
     workload = react(workloads=10, examples=4)
     assert set(workload.input_tokens.tolist()) == {1981}
     assert set((workload.input_tokens - TAIL_TOKENS).tolist()) == {1897}
 
 
-def test_the_groups_hold_one_two_two_and_one_of_the_six_examples() -> None:
+def test_example_groups_hold_the_published_numbers_of_questions() -> None:
     held = [examples_text(k).count("Question: ") for k in range(1, 7)]
     assert held == [1, 3, 5, 6, 7, 9]
 
@@ -254,11 +254,11 @@ def test_clients_limit_answers_to_the_largest_length() -> None:
     assert set(workload.table["max_tokens"].to_pylist()) == {300}
 
 
-def test_requests_go_round_the_workloads() -> None:
+def test_requests_alternate_between_workloads() -> None:
     assert react(workloads=3).table["tenant"].to_pylist()[:4] == [f"workload-{i}" for i in (0, 1, 2, 0)]
 
 
 @pytest.mark.parametrize("field", ["workloads", "examples", "requests"])
-def test_none_of_something_is_refused(field: str) -> None:
+def test_a_count_of_zero_is_refused(field: str) -> None:
     with pytest.raises(InputError, match=f"field '{field}'"):
         react(**{field: 0})

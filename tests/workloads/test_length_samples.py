@@ -37,23 +37,23 @@ KNOWN = (
         ("mixtral-8x7b", 4),
     ],
 )
-def test_short_names_find_the_llm(name: str, meant: int) -> None:
+def test_short_names_resolve_to_the_llm(name: str, meant: int) -> None:
     assert resolve_llm(name, KNOWN) == KNOWN[meant]
 
 
-def test_an_unknown_name_lists_the_known() -> None:
+def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(InputError, match=r"'gpt-9' is not known; known: .*gemma-3-4b-it"):
         resolve_llm("gpt-9", KNOWN)
 
 
-def test_a_name_that_could_be_two_is_not_guessed() -> None:
+def test_an_ambiguous_name_is_an_error() -> None:
     twins = ("a/Llama-3-8B-Instruct", "b/Llama-3-8B")
     with pytest.raises(InputError, match="ambiguous; one of: a/Llama-3-8B-Instruct, b/Llama-3-8B"):
         resolve_llm("llama-3-8b", twins)
     assert resolve_llm("b/Llama-3-8B", twins) == "b/Llama-3-8B"
 
 
-def test_half_a_word_is_no_name() -> None:
+def test_part_of_a_word_does_not_match() -> None:
     with pytest.raises(InputError, match="not known"):
         resolve_llm("llama-3.1-8", ("meta-llama/Llama-3.1-80B",))
 
@@ -71,7 +71,7 @@ def samples(*lengths: list[int], **columns: Any) -> LengthSamples:
     return LengthSamples.from_table({**table, **columns}, origin="test")
 
 
-def test_lengths_come_as_a_matrix_and_nothing_is_capped_unless_said() -> None:
+def test_lengths_are_a_matrix_and_uncapped_unless_marked() -> None:
     rows = samples([1, 2], [3, 4])
     assert rows.lengths_matrix().tolist() == [[1, 2], [3, 4]]
     assert not rows.capped_matrix().any()
@@ -79,7 +79,7 @@ def test_lengths_come_as_a_matrix_and_nothing_is_capped_unless_said() -> None:
     assert capped.capped_matrix().tolist() == [[False, True]]
 
 
-def test_ragged_samples_are_no_matrix() -> None:
+def test_a_matrix_of_ragged_samples_is_an_error() -> None:
     with pytest.raises(InputError, match="test, row 2, field 'lengths': 1 samples where row 1 has 2"):
         samples([1, 2], [3]).lengths_matrix()
 
@@ -102,11 +102,11 @@ def test_the_first_bad_row_is_named(columns: dict[str, Any], row: int, field: st
     assert (caught.value.source, caught.value.row, caught.value.field) == ("test", row, field)
 
 
-def test_an_answer_that_never_ended_is_degenerate() -> None:
+def test_an_answer_at_the_limit_is_degenerate() -> None:
     assert samples([14_998, 14_999, 15_000]).clean_mask().tolist() == [[True, False, False]]
 
 
-def test_a_long_answer_is_degenerate_only_where_the_row_is_wildly_spread() -> None:
+def test_a_long_answer_is_degenerate_only_if_the_spread_of_its_row_is_large() -> None:
     lone = [8_500] + [10] * 9
     assert samples(lone).clean_mask().tolist() == [[False] + [True] * 9]
     at_the_edge = [8_499] + [10] * 9
@@ -114,13 +114,13 @@ def test_a_long_answer_is_degenerate_only_where_the_row_is_wildly_spread() -> No
     assert samples(at_the_edge, many).clean_mask().all()
 
 
-def test_the_clean_mean_leaves_degenerate_samples_out_and_is_nan_where_all_are() -> None:
+def test_the_clean_mean_ignores_degenerate_samples_and_is_nan_if_all_are() -> None:
     mean = samples([15_000, 2, 4], [15_000, 15_000, 15_000], [1, 2, 3]).clean_mean()
     assert mean[[0, 2]].tolist() == [3.0, 2.0]
     assert np.isnan(mean[1])
 
 
-def test_the_degenerate_rule_uses_the_std_upstream_publishes(full_data: Path) -> None:
+def test_the_degenerate_rule_uses_the_published_std(full_data: Path) -> None:
     import pyarrow.parquet as pq
 
     published = pq.read_table(full_data / "castillo" / "lengths.parquet")["output_std"].to_numpy()
@@ -136,14 +136,14 @@ def test_rows_are_chosen_by_llm_corpus_and_split() -> None:
 
 
 @pytest.mark.parametrize("choice", [{"corpus": "Dolly"}, {"split": "dev"}, {"llm": "gpt-9"}])
-def test_an_unknown_choice_lists_the_known(choice: dict[str, str]) -> None:
+def test_an_unknown_choice_is_an_error_that_lists_the_known(choice: dict[str, str]) -> None:
     with pytest.raises(InputError, match="is not known; known: "):
         samples([1]).where(**choice)
 
 
 @settings(max_examples=10)
 @given(seed=st.integers(-5, 2**40))
-def test_a_prompt_is_on_one_side_of_a_split_with_all_its_llms(packaged: LengthSamples, seed: int) -> None:
+def test_all_rows_of_a_prompt_are_in_one_split(packaged: LengthSamples, seed: int) -> None:
     parts = packaged.split_by_prompt({"train": 0.6, "validate": 0.2, "test": 0.2}, seed)
     assert sum(map(len, parts.values())) == len(packaged)
     where = defaultdict(set)
@@ -155,7 +155,7 @@ def test_a_prompt_is_on_one_side_of_a_split_with_all_its_llms(packaged: LengthSa
     assert shares == pytest.approx([0.6, 0.2, 0.2], abs=0.06)
 
 
-def test_a_prompt_stays_on_its_side_when_llms_are_left_out(packaged: LengthSamples) -> None:
+def test_a_prompt_stays_in_its_split_when_llms_are_left_out(packaged: LengthSamples) -> None:
     halves = {"a": 0.5, "b": 0.5}
     of_all = set(packaged.split_by_prompt(halves, 3)["a"].table["prompt_id"].to_pylist())
     of_one = set(packaged.where(llm="mixtral-8x7b").split_by_prompt(halves, 3)["a"].table["prompt_id"].to_pylist())
@@ -170,13 +170,13 @@ def test_fractions_must_sum_to_one(fractions: dict[str, float]) -> None:
         samples([1]).split_by_prompt(fractions, 0)
 
 
-def test_samples_survive_a_file(tmp_path: Path) -> None:
+def test_samples_are_written_and_read_back(tmp_path: Path) -> None:
     rows = samples([1, 2], [3, 4], capped=[[False, True], [False, False]], prompt=["é", None])
     rows.write(tmp_path / "s.parquet")
     assert LengthSamples.read(tmp_path / "s.parquet").table.equals(rows.table)
 
 
-def test_a_file_that_is_not_whole_is_named(tmp_path: Path) -> None:
+def test_an_incomplete_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "s.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match=r"s\.parquet: is not a complete Parquet file"):
         LengthSamples.read(tmp_path / "s.parquet")

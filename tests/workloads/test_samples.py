@@ -1,4 +1,4 @@
-"""What ships with the package: small, credited, and only what its licence allows."""
+"""The packaged samples are small, credited and allowed by their licences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_sample_is_credited() -> None:
         assert licence in credits_text
 
 
-def test_the_castillo_slice_has_all_llms_and_no_corpus_it_may_not_have() -> None:
+def test_the_castillo_sample_has_all_llms_and_only_corpora_that_may_ship() -> None:
     samples = load_castillo()
     assert len(samples.llms) == 13
     assert samples.corpora == ("Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp")
@@ -39,14 +39,14 @@ def test_the_castillo_slice_has_all_llms_and_no_corpus_it_may_not_have() -> None
 
 
 @pytest.mark.parametrize("corpus", ["Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp"])
-def test_each_corpus_has_test_prompts_and_others(corpus: str) -> None:
+def test_each_corpus_has_test_and_training_prompts(corpus: str) -> None:
     rows = load_castillo().where(corpus=corpus, llm="llama-3.1-8b")
     by_split = Counter(rows.table["split"].to_pylist())
     assert by_split["test"] >= 30
     assert by_split["train"] + by_split["validate"] >= 30
 
 
-def test_the_slice_is_taken_from_the_full_data_unchanged(full_data: Path) -> None:
+def test_the_sample_is_a_subset_of_the_full_data(full_data: Path) -> None:
     packaged = LengthSamples.read(sample("castillo.parquet"))
     assert _cells(packaged) <= _cells(load_castillo(full_data / "castillo"))
 
@@ -56,6 +56,6 @@ def _cells(samples: LengthSamples) -> set[tuple[Any, ...]]:
     return set(zip(*columns, map(tuple, samples.lengths_matrix().tolist()), strict=True))
 
 
-def test_the_trace_is_the_beginning_of_azures(full_data: Path) -> None:
+def test_the_packaged_trace_has_the_first_requests_of_azures(full_data: Path) -> None:
     assert full_data.is_dir()
     assert load_trace("azure2023_conv").head(2000) == load_trace("azure_sample")

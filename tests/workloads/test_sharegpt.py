@@ -44,9 +44,9 @@ def test_each_answered_human_turn_is_a_request_of_its_session(file: Path) -> Non
     assert workload.left_out == ()
 
 
-def test_the_prompts_of_a_conversation_grow_and_so_do_their_blocks(file: Path) -> None:
-    said = [turn(role, f"{role} says {i} " * 60) for i in range(4) for role in ("human", "gpt")]
-    workload = read_workload(write(file, said))
+def test_prompts_and_blocks_of_a_conversation_grow_with_its_turns(file: Path) -> None:
+    turns = [turn(role, f"{role} turn {i} " * 60) for i in range(4) for role in ("human", "gpt")]
+    workload = read_workload(write(file, turns))
     prompts = workload.table["prompt"].to_pylist()
     for row in range(1, len(workload)):
         assert prompts[row].startswith(prompts[row - 1])
@@ -55,7 +55,7 @@ def test_the_prompts_of_a_conversation_grow_and_so_do_their_blocks(file: Path) -
     assert len(workload.blocks(3)) > len(workload.blocks(0)) > 0
 
 
-def test_what_is_left_out_is_counted_by_rule(file: Path) -> None:
+def test_left_out_turns_are_counted_by_rule(file: Path) -> None:
     write(
         file,
         [turn("gpt", "going on from before")],
@@ -73,13 +73,13 @@ def test_what_is_left_out_is_counted_by_rule(file: Path) -> None:
     assert workload.table["prompt"].to_pylist()[1].startswith("system: be brief\n\nuser: e")
 
 
-def test_a_given_tokenizer_counts_instead_of_the_estimate(file: Path) -> None:
+def test_a_given_tokenizer_replaces_the_estimate(file: Path) -> None:
     write(file, [turn("human", "a b c"), turn("gpt", "d e")])
     workload = read_workload(file, count_tokens=lambda text: len(text.split()))
     assert (workload.input_tokens.tolist(), workload.output_tokens.tolist()) == ([5], [2])
 
 
-def test_the_estimate_is_a_token_for_every_four_bytes() -> None:
+def test_the_estimate_is_one_token_per_four_bytes() -> None:
     assert [estimate_tokens(text) for text in ("", "a", "abcd", "abcde", "é" * 4)] == [0, 1, 1, 2, 2]
 
 
@@ -94,7 +94,9 @@ def test_the_estimate_is_a_token_for_every_four_bytes() -> None:
         ([{"id": "a", "conversations": []}], None, "conversations"),
     ],
 )
-def test_a_conversation_of_another_shape_is_named(file: Path, data: Any, row: int | None, field: str) -> None:
+def test_a_conversation_of_another_shape_is_named_by_row_and_field(
+    file: Path, data: Any, row: int | None, field: str
+) -> None:
     file.write_text(json.dumps(data))
     with pytest.raises(InputError) as caught:
         read_workload(file)
@@ -108,7 +110,7 @@ def test_a_truncated_file_is_named_with_the_conversation_it_breaks_in(file: Path
         read_workload(file)
 
 
-def test_an_object_is_no_list_of_conversations(file: Path) -> None:
+def test_an_object_in_place_of_a_list_is_an_error(file: Path) -> None:
     file.write_text('{"conversations": []}')
     with pytest.raises(InputError, match="not a JSON list"):
         read_workload(file, format="sharegpt")

@@ -24,7 +24,7 @@ def small(**columns: Any) -> Workload:
     return Workload.from_table(three(**columns), name="small", block_size=16)
 
 
-def test_columns_come_in_the_canonical_order_whatever_the_table_had() -> None:
+def test_columns_have_the_canonical_order() -> None:
     table = pa.table(dict(reversed(three(extra=["a", "b", "c"]).items())))
     workload = Workload.from_table(table, name="w")
     assert workload.table.schema.names == SCHEMA.names
@@ -73,12 +73,12 @@ def test_the_first_bad_cell_is_named_by_source_row_and_field(column: str, values
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_column_is_named_with_those_there_are() -> None:
+def test_a_missing_column_is_named_with_the_present_ones() -> None:
     with pytest.raises(InputError, match=r"field 'output_tokens': missing column .*arrival_s, input_tokens\)"):
         Workload.from_table({"arrival_s": [0.0], "input_tokens": [1]}, name="w")
 
 
-def test_a_column_of_another_nature_is_refused_as_a_whole() -> None:
+def test_a_column_of_another_type_is_refused() -> None:
     with pytest.raises(InputError, match="field 'input_tokens'") as caught:
         Workload.from_table(three(input_tokens=[[1], [2], [3]]), name="w")
     assert caught.value.row is None
@@ -90,7 +90,7 @@ def test_block_hashes_need_a_block_size() -> None:
 
 
 @given(workloads(), st.data())
-def test_the_hash_sees_neither_chunks_nor_the_name(workload: Workload, data: st.DataObject) -> None:
+def test_the_hash_depends_neither_on_chunks_nor_on_the_name(workload: Workload, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(workload)))
     pieces = pa.concat_tables([workload.table.slice(0, cut), workload.table.slice(cut)])
     other = Workload.from_table(pieces, name="other", block_size=16, left_out=(LeftOut("rule", 1),))
@@ -100,7 +100,7 @@ def test_the_hash_sees_neither_chunks_nor_the_name(workload: Workload, data: st.
 
 
 @given(workloads())
-def test_the_hash_does_not_see_that_a_table_is_a_slice_of_a_larger_one(workload: Workload) -> None:
+def test_the_hash_of_a_slice_is_that_of_its_rows(workload: Workload) -> None:
     for n in range(1, len(workload) + 1):
         rebuilt = Workload.from_table(
             pa.Table.from_pylist(workload.table.slice(0, n).to_pylist(), schema=SCHEMA),
@@ -130,11 +130,11 @@ def _another(cell: Any, name: str) -> Any:
     return 1 if cell is None else cell + 1
 
 
-def test_text_moved_from_one_row_to_the_next_is_another_content() -> None:
+def test_text_moved_between_rows_changes_the_hash() -> None:
     assert small(prompt=["ab", "c", ""]) != small(prompt=["a", "bc", ""])
 
 
-def test_another_block_size_is_another_content() -> None:
+def test_another_block_size_changes_the_hash() -> None:
     hashes = [[], [], [1]]
     assert small(block_hashes=hashes) != small(block_hashes=hashes).replace(block_size=17)
 
@@ -147,7 +147,7 @@ def test_a_workload_cannot_be_changed_in_place() -> None:
         workload.name = "other"  # type: ignore[misc]
 
 
-def test_replace_gives_new_columns_and_checks_them() -> None:
+def test_replace_validates_new_columns() -> None:
     workload = small().replace(llm="a", output_tokens=np.array([1, 2, 3]))
     assert workload.table["llm"].to_pylist() == ["a", "a", "a"]
     assert workload.output_tokens.tolist() == [1, 2, 3]
@@ -157,7 +157,7 @@ def test_replace_gives_new_columns_and_checks_them() -> None:
         workload.replace(colour="red")
 
 
-def test_a_limit_cuts_true_lengths_and_is_told_to_the_scheduler() -> None:
+def test_a_limit_caps_true_lengths_and_sets_max_tokens() -> None:
     workload = small().limited_to(6)
     assert workload.output_tokens.tolist() == [5, 6, 6]
     assert workload.table["max_tokens"].to_pylist() == [6, 6, 6]
@@ -181,14 +181,14 @@ def test_a_batch_has_no_arrivals() -> None:
     assert batch.describe().arrival_cv is None
 
 
-def test_blocks_are_found_by_row() -> None:
+def test_blocks_are_returned_by_row() -> None:
     workload = small(block_hashes=[None, [2], [2, 3]])
     assert [workload.blocks(row).tolist() for row in range(3)] == [[], [2], [2, 3]]
     assert workload.has_blocks
     assert not small().has_blocks
 
 
-def test_the_repeated_share_counts_only_what_stands_before_the_first_new_block() -> None:
+def test_the_repeated_share_counts_only_blocks_before_the_first_new_one() -> None:
     # 16-token blocks. Row 2 repeats block 1; row 3 repeats 1 and, behind a new block, 2: only 1 is a prefix.
     workload = Workload.from_table(
         {
@@ -218,14 +218,14 @@ def test_a_repeated_partial_block_counts_the_tokens_there_are() -> None:
 
 
 def test_statistics_are_those_of_the_columns() -> None:
-    told = small().describe()
-    assert (told.requests, told.rate) == (3, 0.5)
-    assert told.arrival_cv == pytest.approx(0.5)
-    assert (told.input.mean, told.input.p50, told.input.max) == (20.0, 20.0, 30)
-    assert told.repeated_prefix is None
+    statistics = small().describe()
+    assert (statistics.requests, statistics.rate) == (3, 0.5)
+    assert statistics.arrival_cv == pytest.approx(0.5)
+    assert (statistics.input.mean, statistics.input.p50, statistics.input.max) == (20.0, 20.0, 30)
+    assert statistics.repeated_prefix is None
 
 
-def test_an_empty_workload_is_a_workload() -> None:
+def test_an_empty_workload_is_valid() -> None:
     empty = small().head(0)
     assert len(empty) == 0
     assert empty.describe().requests == 0

@@ -1,4 +1,4 @@
-"""Loss curves of trainings: how they are read and shown."""
+"""Loss curves of trainings."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_cell_is_claimed_only_where_a_constant_does_not_beat_the_paper() -> No
     assert not dataclasses.replace(accuracy, constant=80.0, ours=89.0).claimed
 
 
-def test_smaller_errors_and_larger_accuracies_win() -> None:
+def test_smaller_errors_and_larger_accuracies_are_better() -> None:
     error = cell("MAE(mean)", paper=121.0, ours=110.0, constant=181.0)
     assert error.claimed
     assert not dataclasses.replace(error, ours=130.0).claimed
@@ -64,7 +64,7 @@ def test_smaller_errors_and_larger_accuracies_win() -> None:
     assert not unknown.claimed
 
 
-def test_a_constant_claims_no_more_than_a_constant_can(packaged: LengthSamples, constant: Subject) -> None:
+def test_the_claims_of_a_constant_are_bounded(packaged: LengthSamples, constant: Subject) -> None:
     by_error = [cell for cell in compare([constant], packaged).cells if cell.what == "MAE(mean)"]
     assert [cell.ours for cell in by_error] == pytest.approx([cell.constant for cell in by_error])
     assert not any(cell.claimed for cell in by_error)
@@ -80,7 +80,7 @@ def test_a_classifier_is_scored_by_its_classes_and_a_regression_by_the_bins_of_i
     assert subject.classes("a", "p99", 100) is None
 
 
-def test_the_p99_of_a_prediction_is_the_packages(packaged: LengthSamples, constant: Subject) -> None:
+def test_the_p99_of_a_prediction_is_its_quantile(packaged: LengthSamples, constant: Subject) -> None:
     fitted = ConstantPredictor.fit(trained_on(packaged))
     rows = packaged.where(llm=LLMS[0])
     distribution = fitted.predict_rows(rows)[0]
@@ -96,7 +96,7 @@ def test_without_alpaca_its_tables_are_left_out_and_named(packaged: LengthSample
     assert all(len(row) == len(table.columns) for table in shown for row in table.rows)
 
 
-def test_the_rules_stand_beside_each_other(packaged: LengthSamples, constant: Subject) -> None:
+def test_every_rule_is_shown(packaged: LengthSamples, constant: Subject) -> None:
     found = compare([dataclasses.replace(constant, rule=rule) for rule in RULES], packaged)
     assert len(rule_table(found).rows) == 3 * (len(RULES) + 1)
 
@@ -108,7 +108,7 @@ def test_a_claim_has_the_papers_value_and_our_interval(packaged: LengthSamples, 
     assert mine.ours.low < mine.ours.ratio < mine.ours.high
 
 
-def test_figure_7_is_a_picture(packaged: LengthSamples, constant: Subject) -> None:
+def test_figure_7_is_an_image(packaged: LengthSamples, constant: Subject) -> None:
     assert base64.b64decode(figure_7(compare([constant], packaged), "constant fit")).startswith(b"\x89PNG")
 
 

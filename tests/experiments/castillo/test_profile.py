@@ -19,7 +19,7 @@ def test_prompts_are_counted_once_though_many_llms_answer_them() -> None:
     assert profile.without_llama == 0
 
 
-def test_prompts_no_llama_answered_are_left_out_and_counted() -> None:
+def test_prompts_that_no_llama_answered_are_left_out_and_counted() -> None:
     profile = profile_castillo(made_up(prompts=40, llms=("mistralai/Mixtral-8x7B",)))
     assert profile.prompt_tokens == {}
     assert profile.without_llama == 40
@@ -36,7 +36,7 @@ def test_means_are_over_clean_samples_and_the_rest_is_a_share() -> None:
     assert sum(row.rows for row in profile.by_llm) == sum(row.rows for row in profile.by_corpus) == 60
 
 
-def test_a_corpus_that_is_not_here_still_shows_the_papers_row() -> None:
+def test_a_missing_corpus_still_has_the_papers_row() -> None:
     table = tables(profile_castillo(made_up(prompts=20, llms=LLMS)))[0]
     named = [row[0] for row in table.rows if row[0]]
     assert set(named) >= set(PAPER_TABLE_1)
@@ -48,7 +48,7 @@ def test_trimming_takes_the_top_percent() -> None:
     assert trimmed(np.arange(1000, dtype=np.float64)).max() == pytest.approx(989, abs=1)
 
 
-def test_the_figure_is_a_picture(tmp_path: Path) -> None:
+def test_the_figure_is_an_image(tmp_path: Path) -> None:
     path = tmp_path / "castillo.png"
     draw(profile_castillo(made_up(prompts=20, llms=LLMS)), path)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""What an LLM states about the length of its answers is asked, kept and scored."""
+"""Lengths that an LLM states about its answers are requested, stored and scored."""
 
 from __future__ import annotations
 

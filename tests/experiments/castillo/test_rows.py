@@ -1,4 +1,4 @@
-"""Which rows and samples each rule keeps, and the lengths that the paper's tables are about."""
+"""The rows and samples that each rule keeps, and the lengths in the paper's tables."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_p99_is_the_interpolated_quantile_of_the_samples() -> None:
     assert truth.p99 == pytest.approx([np.quantile(np.arange(10, 110, 10), 0.99)])
 
 
-def test_alpaca_is_evaluated_parts_with_all_its_splits_and_never_trained_on() -> None:
+def test_alpaca_is_evaluated_on_all_its_splits_and_not_trained_on() -> None:
     parts = (samples_of([1], split="train"), samples_of([2]), samples_of([3], corpus="Alpaca", split="train"))
     both = LengthSamples(pa.concat_tables([part.table for part in parts]), origin="test")
     assert trained_on(both).lengths_matrix().tolist() == [[1]]

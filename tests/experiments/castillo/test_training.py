@@ -1,4 +1,4 @@
-"""The paper's networks learn what can be learned, and their predictions are kept by prompt."""
+"""Training of the paper's networks, and their stored predictions."""
 
 from __future__ import annotations
 

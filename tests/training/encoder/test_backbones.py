@@ -39,7 +39,7 @@ CASES = [*((kind, "logt") for kind in tiny.ARCHITECTURES), *(("bert", head) for 
 
 
 @pytest.mark.parametrize(("kind", "head"), CASES)
-def test_every_encoder_learns_through_every_head_and_is_served_as_it_was_trained(
+def test_every_encoder_and_head_trains_and_its_onnx_graph_gives_the_same_outputs(
     kind: str, head: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     prepared = prepare(tiny.config(tiny_folder, kind, head=HEADS[head]))
@@ -64,7 +64,7 @@ def test_int8_stays_near_the_float_graph(tiny_folder: Path) -> None:
     np.testing.assert_allclose(small, exact, atol=0.05)
 
 
-def test_attention_is_one_operator_where_it_is_served(tiny_folder: Path) -> None:
+def test_attention_is_one_operator_in_the_onnx_graph(tiny_folder: Path) -> None:
     import onnx
 
     model = onnx.load_from_string(to_onnx(prepare(tiny.config(tiny_folder)).network(), int8=True))
@@ -74,7 +74,7 @@ def test_attention_is_one_operator_where_it_is_served(tiny_folder: Path) -> None
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "all"])
-def test_padding_changes_nothing(pooling: str, tiny_folder: Path) -> None:
+def test_outputs_do_not_depend_on_padding(pooling: str, tiny_folder: Path) -> None:
     network = prepare(tiny.config(tiny_folder, pooling=pooling)).network().eval()
     ids, mask, size = torch.randint(5, 15, (1, 6)), torch.ones(1, 6), torch.zeros(1)
     more = torch.cat([ids, torch.zeros(1, 4, dtype=torch.long)], 1), torch.cat([mask, torch.zeros(1, 4)], 1)
@@ -89,6 +89,6 @@ def test_fewer_layers_can_be_kept(kind: str, tiny_folder: Path) -> None:
     assert len(part.groups()) == 2 < len(whole.groups())
 
 
-def test_an_unknown_backbone_is_refused_with_what_can_be_given(tmp_path: Path) -> None:
+def test_an_unknown_backbone_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"field 'backbone': cannot be loaded; give a hub name, a folder"):
         load_backbone(str(tmp_path / "nothing"), 16)

@@ -13,7 +13,7 @@ P, L, K = 400, 2, 10
 
 
 def pack(spread: float) -> Pack:
-    """Lengths near exp(5) that do not depend on the prompt."""
+    """Return a pack with lengths near exp(5) that do not depend on the prompt."""
     rng = np.random.default_rng(0)
     lengths = np.exp(5 + spread * rng.standard_t(3.5, (P, L, K))).clip(1, 10_000).astype(np.int16)
     empty = np.zeros(P, np.int8)
@@ -37,14 +37,14 @@ def test_a_target_is_wider_where_teachers_disagree() -> None:
     assert soft[:200, :, 1].min() > soft[200:, :, 1].max() + 0.5
 
 
-def test_a_target_leans_to_the_teacher_that_did_not_see_the_prompt() -> None:
+def test_a_target_weights_the_teacher_that_was_not_trained_on_the_prompt() -> None:
     everything, nothing = np.ones(P, bool), np.zeros(P, bool)
     members = [Member(outputs(4.0), everything), Member(outputs(6.0), nothing)]
     for oof, expected in ((0.0, 5.0), (1.0, 6.0)):
         np.testing.assert_allclose(soft_targets(members, pack(0.3), oof=oof)[..., 0], expected, atol=1e-6)
 
 
-def test_a_head_without_a_spread_is_scored_by_its_order_alone() -> None:
+def test_a_head_without_a_spread_has_no_calibration_scores() -> None:
     found = pack(0.3)
     mean = found.lengths.astype(np.float64).mean(axis=2)
     score = np.concatenate([mean, mean[:, :1]], axis=1)[..., None]

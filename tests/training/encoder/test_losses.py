@@ -12,7 +12,7 @@ from lengthwise.training.encoder.losses import Targets  # isort: skip
 
 
 def targets(lengths: list[list[float]], censored: list[list[bool]] | None = None) -> Targets:
-    """Prompts of one LLM."""
+    """Return the targets of prompts of one LLM."""
     x = torch.tensor(lengths)[:, None]
     log_std = torch.log1p(x.std(-1, correction=0))
     cut = torch.zeros(x.shape, dtype=torch.bool) if censored is None else torch.tensor(censored)[:, None]
@@ -25,7 +25,7 @@ def targets(lengths: list[list[float]], censored: list[list[bool]] | None = None
     )  # fmt: skip
 
 
-def test_student_t_is_scipys_and_so_is_its_slope() -> None:
+def test_student_t_and_its_gradient_match_scipy() -> None:
     t = torch.tensor([-300.0, -5.0, -1.0, 0.0, 0.5, 3.0, 50.0, 1e7], dtype=torch.float64, requires_grad=True)
     x = t.detach().numpy()
     np.testing.assert_allclose(losses.student_logsf(t).detach(), stats.t.logsf(x, 3.5), atol=1e-5)
@@ -34,7 +34,7 @@ def test_student_t_is_scipys_and_so_is_its_slope() -> None:
     np.testing.assert_allclose(t.grad, -np.exp(stats.t.logpdf(x, 3.5) - stats.t.logsf(x, 3.5)), rtol=5e-3, atol=1e-12)
 
 
-def test_a_capped_answer_is_the_event_of_a_longer_one() -> None:
+def test_a_capped_answer_contributes_its_survival_probability() -> None:
     mu, spread = torch.tensor([[5.0]]), torch.tensor([[-0.5]])
     loss = losses.negative_log_likelihood(mu, spread, targets([[100.0, 300.0]], [[False, True]]))
     scale = np.exp(-0.5)
@@ -43,14 +43,14 @@ def test_a_capped_answer_is_the_event_of_a_longer_one() -> None:
     assert float(loss) == pytest.approx(expected, abs=1e-4)
 
 
-def test_missing_samples_do_not_count() -> None:
+def test_missing_samples_are_ignored() -> None:
     mu, spread = torch.tensor([[5.0]]), torch.tensor([[-0.5]])
     both = [losses.negative_log_likelihood(mu, spread, targets(x)) for x in ([[100.0, 0.0]], [[100.0]])]
     torch.testing.assert_close(*both)
 
 
 @pytest.mark.parametrize("kind", ["rank", "logt"])
-def test_the_right_order_costs_less_than_the_wrong_one(kind: str) -> None:
+def test_the_pairwise_loss_is_lower_for_the_right_order(kind: str) -> None:
     config = parse_config(
         {"head": {"kind": kind}, "loss": {"nll": 0, "log_mean": 0, "mean": 0, "log_std": 0, "pairwise": 1}}
     )
@@ -63,7 +63,7 @@ def test_the_right_order_costs_less_than_the_wrong_one(kind: str) -> None:
     assert cost([1.0, 2.0, 0.0]) < cost([0.0, 1.0, 2.0]) < cost([1.0, 0.0, 2.0])
 
 
-def test_a_classifier_aims_at_the_bin_of_the_mean() -> None:
+def test_the_target_of_a_classifier_is_the_bin_of_the_mean() -> None:
     config = parse_config({"head": {"kind": "bins"}})
     edges = torch.tensor([0.0, 100.0, 200.0, 300.0])
     true = targets([[110.0, 120.0, 130.0, 250.0]])
@@ -76,7 +76,7 @@ def test_a_classifier_aims_at_the_bin_of_the_mean() -> None:
     assert min(range(3), key=cost) == 1
 
 
-def test_the_soft_loss_is_zero_where_the_student_repeats_the_teacher() -> None:
+def test_the_soft_loss_is_zero_if_the_student_equals_the_teacher() -> None:
     target = torch.tensor([[[5.0, -0.5, 5.1, 3.0], [torch.nan] * 4]])
     raw = target.clone()
     raw[..., 1] = torch.log(torch.expm1(target[..., 1] + 3.2)) - 3.2

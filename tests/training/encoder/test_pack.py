@@ -1,4 +1,4 @@
-"""Bins of a classifier, levels of sources and weights of prompts."""
+"""Bins of a classifier."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lengthwise.training.encoder.pack import TEST, TRAIN, Pack, bin_edges
 
 
 def pack(lengths: np.ndarray[Any, Any], part: list[int]) -> Pack:
-    """Only what edges are taken from."""
+    """Return the part of a pack that `bin_edges` reads."""
     return cast("Pack", SimpleNamespace(lengths=lengths, part=np.array(part)))
 
 
-def test_bins_hold_as_many_training_prompts_each_and_do_not_know_the_others() -> None:
+def test_bins_hold_equally_many_training_prompts_and_ignore_the_others() -> None:
     lengths = np.arange(1, 1101, dtype=np.int16).reshape(1100, 1, 1)
     edges = bin_edges(HeadConfig(kind="bins", bin_count=20), pack(lengths, [TRAIN] * 1000 + [TEST] * 100))
     assert edges is not None

@@ -57,26 +57,24 @@ def test_any_text_has_a_prediction(predictor: EncoderPredictor) -> None:
     assert (predictions.sample_std >= 0).all()
 
 
-def test_nothing_asked_is_nothing_answered(predictor: EncoderPredictor) -> None:
+def test_no_inputs_give_no_predictions(predictor: EncoderPredictor) -> None:
     assert len(predictor.predict([])) == 0
 
 
-def test_a_prediction_does_not_depend_on_who_else_asks(predictor: EncoderPredictor) -> None:
-    asked = [PredictionInput(text, llm, max_tokens=500) for text in TEXTS[:4] for llm in (*tiny.LLMS, "stranger")]
-    together = predictor.predict(asked)
-    alone = [predictor.predict([each]) for each in asked]
+def test_a_prediction_does_not_depend_on_the_batch(predictor: EncoderPredictor) -> None:
+    inputs = [PredictionInput(text, llm, max_tokens=500) for text in TEXTS[:4] for llm in (*tiny.LLMS, "unknown")]
+    together = predictor.predict(inputs)
+    alone = [predictor.predict([each]) for each in inputs]
     np.testing.assert_allclose(together.quantile(0.9), [float(one.quantile(0.9)[0]) for one in alone], rtol=1e-5)
     assert together[0].cap == 500
 
 
-def test_an_unknown_llm_is_warned_of_once_and_a_short_name_is_known(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unknown_llm_is_logged_once_and_a_short_name_resolves(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     predictor = EncoderPredictor.load(read_model_file(path))
-    asked = [PredictionInput("write", "stranger/7B")] * 3 + [PredictionInput("write", "llama-3.1-8B")]
-    predictor.predict(asked)
-    predictor.predict(asked)
-    assert [record.args for record in caplog.records] == [("stranger/7B",)]
+    inputs = [PredictionInput("write", "owner/unknown-7B")] * 3 + [PredictionInput("write", "llama-3.1-8B")]
+    predictor.predict(inputs)
+    predictor.predict(inputs)
+    assert [record.args for record in caplog.records] == [("owner/unknown-7B",)]
     assert predictor.row("llama-3.1-8B") == predictor.row(tiny.LLMS[0])
 
 
@@ -88,7 +86,7 @@ def test_the_head_and_the_tail_of_a_long_prompt_are_read(predictor: EncoderPredi
     assert [name(ids[1]), name(ids[-2])] == ["long", "story"]
 
 
-def test_held_out_samples_fall_into_the_intervals_at_the_nominal_rate(path: Path) -> None:
+def test_intervals_have_nominal_coverage_on_held_out_samples(path: Path) -> None:
     figures = read_model_file(path).card["figures"]["held_out"]
     assert figures["cover0.5"] == pytest.approx(0.5, abs=0.1)
     assert figures["cover0.9"] == pytest.approx(0.9, abs=0.1)
@@ -116,7 +114,7 @@ def test_every_head_yields_predictions(head: dict[str, object], kind: type, tiny
     assert all(0 < predictions[i].quantile(0.5) <= predictions[i].quantile(0.9) for i in range(len(TEXTS)))
 
 
-def test_identities_may_have_no_features(tiny_folder: Path, tmp_path: Path) -> None:
+def test_llm_identities_may_have_no_features(tiny_folder: Path, tmp_path: Path) -> None:
     file = predictor_file(tiny_folder, tmp_path, identity={"width": 4, "features": False})
     assert len(EncoderPredictor.load(read_model_file(file)).predict([PredictionInput("write", "x")])) == 1
 
@@ -132,7 +130,7 @@ def test_serving_loads_no_torch(path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)
 
 
-def test_a_file_without_its_graph_is_named_broken(path: Path) -> None:
+def test_a_file_without_its_graph_is_an_error(path: Path) -> None:
     file = read_model_file(path)
     file.parts.pop("model.onnx")  # type: ignore[attr-defined]
     with pytest.raises(InputError, match=r"part 'model\.onnx' is missing"):

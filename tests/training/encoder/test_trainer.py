@@ -55,21 +55,21 @@ def _stop_after(epoch: int) -> Any:
     return progress
 
 
-def test_training_learns_which_words_make_answers_long(tiny_folder: Path) -> None:
+def test_training_lowers_the_loss_and_raises_tau(tiny_folder: Path) -> None:
     prepared = prepare(tiny.config(tiny_folder, optimiser={"epochs": 15}, early_stopping={"patience": 15}))
     curves = trainer(prepared).run()
     assert curves[-1]["train_loss"] < curves[0]["train_loss"] - 1.0
     assert max(row["tau"] for row in curves) > 0.3
 
 
-def test_every_regularisation_trains(tiny_folder: Path) -> None:
+def test_training_with_every_regularisation_has_a_finite_loss(tiny_folder: Path) -> None:
     settings = {"token_mask": 0.2, "row_weight": "corpus", "dropout": 0.2}
     terms = {"pairwise": 0.5, "fitted": 0.5}
     prepared = prepare(tiny.config(tiny_folder, regularisation=settings, loss=terms, optimiser={"layer_decay": 0.8}))
     assert np.isfinite(trainer(prepared).run()[0]["train_loss"])
 
 
-def test_a_ranker_meets_short_and_long_prompts_in_one_list(tiny_folder: Path) -> None:
+def test_shuffling_mixes_short_and_long_prompts_in_one_batch(tiny_folder: Path) -> None:
     prepared = prepare(tiny.config(tiny_folder))
     tensors, prompts = trainer(prepared).tensors, np.flatnonzero(prepared.pack.part == TRAIN)
 
@@ -81,7 +81,7 @@ def test_a_ranker_meets_short_and_long_prompts_in_one_list(tiny_folder: Path) ->
     assert spread(1) > 1.5 * spread(8)
 
 
-def test_training_stops_when_held_out_prompts_get_no_better(tiny_folder: Path) -> None:
+def test_training_stops_when_the_held_out_score_does_not_improve(tiny_folder: Path) -> None:
     rates = {"lr": 1e-12, "head_lr": 1e-12, "epochs": 20}
     prepared = prepare(tiny.config(tiny_folder, optimiser=rates, early_stopping={"patience": 2}))
     assert len(trainer(prepared).run()) == 3
@@ -103,7 +103,7 @@ def test_the_learning_rate_decays_by_the_deadline(tiny_folder: Path, monkeypatch
     assert limited.optimiser.param_groups[0]["lr"] < 1e-5
 
 
-def test_the_head_alone_leaves_the_encoder_as_it_is(tiny_folder: Path) -> None:
+def test_head_epochs_leave_the_encoder_unchanged(tiny_folder: Path) -> None:
     prepared = prepare(tiny.config(tiny_folder, optimiser={"epochs": 0, "head_epochs": 2}))
     one = trainer(prepared)
     before = {name: value.clone() for name, value in one.network.state_dict().items()}
@@ -113,7 +113,7 @@ def test_the_head_alone_leaves_the_encoder_as_it_is(tiny_folder: Path) -> None:
     assert not any(name.startswith("backbone") for name in changed)
 
 
-def test_a_student_is_taught_by_several_seeds(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_student_is_distilled_from_several_seeds(tiny_folder: Path, tmp_path: Path) -> None:
     prepared = prepare(tiny.config(tiny_folder, seeds=[0, 1], distil={"epochs": 1}))
     network = train(prepared, tmp_path, resume=False, progress=lambda *_: None)
     assert not network.training
@@ -121,7 +121,7 @@ def test_a_student_is_taught_by_several_seeds(tiny_folder: Path, tmp_path: Path)
     assert [row["epoch"] for row in rows] == [1]
 
 
-def test_no_test_prompt_and_no_other_corpus_is_trained_on(tiny_folder: Path) -> None:
+def test_test_prompts_and_other_corpora_are_not_trained_on(tiny_folder: Path) -> None:
     pack = prepare(tiny.config(tiny_folder)).pack
     corpora = {part: {pack.corpora[n] for n in pack.corpus[pack.part == part]} for part in range(ASIDE + 1)}
     assert corpora[TRAIN] == corpora[TEST] == {"Mbpp", "Dolly"}
@@ -129,7 +129,7 @@ def test_no_test_prompt_and_no_other_corpus_is_trained_on(tiny_folder: Path) -> 
     assert (pack.part == TEST).sum() == 8
 
 
-def test_a_pack_is_read_as_it_was_written(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_pack_is_written_and_read_back(tiny_folder: Path, tmp_path: Path) -> None:
     pack = prepare(tiny.config(tiny_folder)).pack
     pack.write(tmp_path / "pack.npz")
     again = Pack.read(tmp_path / "pack.npz")

@@ -19,8 +19,8 @@ from pathlib import Path
 def test_an_llm_left_out_has_no_rows(tiny_folder: Path) -> None:
     kept = load_samples(tiny.config(tiny_folder, data={"without": ["llama-3.1-8B"]}).data)
     assert set(kept.llms) == set(tiny.LLMS[1:])
-    with pytest.raises(InputError, match="LLM 'nobody-knows' is not known"):
-        load_samples(tiny.config(tiny_folder, data={"without": ["nobody-knows"]}).data)
+    with pytest.raises(InputError, match="LLM 'unknown-llm' is not known"):
+        load_samples(tiny.config(tiny_folder, data={"without": ["unknown-llm"]}).data)
 
 
 @pytest.mark.usefixtures("few_strengths")

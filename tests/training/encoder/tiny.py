@@ -1,4 +1,4 @@
-"""Encoders of a few thousand random weights, a tokenizer of a few words, and data to learn from."""
+"""Encoders of a few thousand random weights, a tokenizer of a few words, and training data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lengthwise.training.encoder.config import TrainingConfig, parse_config  # n
 from lengthwise.workloads import LengthSamples  # noqa: E402
 
 WORDS = ("write", "a", "short", "long", "story", "list", "code", "sort", "why", "explain", "one", "word", "##s", ".")
-LLMS = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B", "nobody/Mystery")
+LLMS = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B", "owner/Mystery")
 ARCHITECTURES = ("bert", "distilbert", "deberta-v2", "minilm")
 
 
 def write_backbone(folder: Path, kind: str) -> str:
-    """A random encoder in a folder, as `save_pretrained` leaves it."""
+    """Write a random encoder with `save_pretrained` and return its folder."""
     torch.manual_seed(0)
     model(kind).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
@@ -56,7 +56,7 @@ def tokenizer() -> Any:
 
 @cache
 def samples() -> LengthSamples:
-    """Prompts whose lengths their words tell; the last LLM's answers are cut at 300."""
+    """Return prompts whose words determine the lengths; answers of the last LLM are capped at 300."""
     rng = np.random.default_rng(0)
     rows: dict[str, list[Any]] = {
         name: [] for name in ("corpus", "split", "prompt_id", "llm", "input_tokens", "prompt")
@@ -85,7 +85,7 @@ def write_samples(path: Path) -> str:
 
 
 def config(folder: Path, kind: str = "bert", **changes: Any) -> TrainingConfig:
-    """Settings for a tiny training in a folder; the encoder and the data are written where they are missing."""
+    """Return settings for a tiny training; the encoder and the data are written if missing."""
     backbone, data = folder / kind, folder / "samples.parquet"
     if not backbone.is_dir():
         write_backbone(backbone, kind)

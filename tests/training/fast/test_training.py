@@ -101,7 +101,7 @@ def words() -> Vocabulary:
     return Vocabulary(reader, meaning, frozenset(WORDS))
 
 
-def test_a_trained_predictor_orders_covers_and_knows_both_llms() -> None:
+def test_a_trained_predictor_has_tau_and_coverage_for_both_llms() -> None:
     trainer = FastTrainer(words(), FastRecipe(hidden=32, joint=16, networks=2, epochs=15))
     train, fresh = table(1000), table(150, seed=1)
     predictor, found = calibrated(trainer, train, 1.0, 0)
@@ -113,7 +113,7 @@ def test_a_trained_predictor_orders_covers_and_knows_both_llms() -> None:
     assert 0.85 < found["held_out"]["coverage_90"] < 0.99  # about 50 held-out prompts: cautious
 
 
-def test_llms_with_few_prompts_teach_the_unknown_one() -> None:
+def test_llms_with_few_prompts_train_the_unknown_llm() -> None:
     train = table(240)
     few = replace(train, llms=(*LLMS, "rare/llm-3B"), llm=np.where(np.arange(len(train.llm)) % 40 == 1, 2, train.llm))
     predictor = FastTrainer(words(), FastRecipe(hidden=8, joint=8, networks=1, epochs=1)).fit(few)
@@ -170,14 +170,12 @@ def test_a_network_learns_from_labels_from_a_teacher_and_from_capped_answers() -
     )  # fmt: skip
     network = fit_network(examples, FastRecipe(hidden=32, joint=16, dropout=0.0, input_dropout=0.0, epochs=20), seed=0)
     for llm in range(3):
-        who = network.llm_bias(llm, examples.name_features[llm])
+        bias = network.llm_bias(llm, examples.name_features[llm])
         found = []
         for row in x:
             hidden, direct = network.prompt(network.standardise(row))
-            found.append(network.outputs(hidden + who, direct)[0] + 5.0)
+            found.append(network.outputs(hidden + bias, direct)[0] + 5.0)
         error = np.array(found) - true[:, llm]
         inside = np.abs(x[:, 0]) < 1.0
         assert np.abs(error[inside]).mean() < 0.15, llm
-    assert (
-        np.abs(error[(x[:, 0] > 0.3) & inside].mean()) < 0.2
-    )  # beyond the cap the third LLM is predicted longer, not at the cap
+    assert np.abs(error[(x[:, 0] > 0.3) & inside].mean()) < 0.2  # the third LLM is predicted above its cap

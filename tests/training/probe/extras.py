@@ -1,4 +1,4 @@
-"""What training and collecting need, which is not installed everywhere."""
+"""Skip tests of training and collecting if torch or transformers is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States whose first number tells what remains, of made-up prompts."""
+"""Synthetic hidden states whose first number is the logarithm of the remaining tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lengthwise.training.probe.states import States
 
 
 def made_states(prompts: int = 120, width: int = 6, seed: int = 0) -> States:
-    """Answers of 5 to 300 tokens; layer 2 knows, layer 1 is noise; the prompt says nothing. Cut at 200."""
+    """Return states of answers of 5 to 300 tokens, capped at 200: layer 2 is informative, layer 1 is noise."""
     rng = np.random.default_rng(seed)
     prompt, generated, remaining, capped = [], [], [], []
     for number in range(prompts):

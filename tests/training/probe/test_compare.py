@@ -1,4 +1,4 @@
-"""The card of the probe that ships, and what it says of it."""
+"""The shipped probe and its card."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_page_matches_the_shipped_file() -> None:
     assert PAGE.read_text(encoding="utf-8") == card_page(load_probe("default"), command="lengthwise probe card default")
 
 
-def test_the_shipped_probe_is_the_embedded_llms_and_learned_from_nothing_forbidden() -> None:
+def test_the_shipped_probe_is_of_the_embedded_llm_and_not_trained_on_excluded_corpora() -> None:
     probe = load_probe("default")
     assert probe.llm.endswith(MODEL_NAME)
     assert not set(NOT_TRAINED) & set(probe.card["data"]["corpora"])
@@ -33,13 +33,13 @@ def test_the_shipped_probe_is_the_embedded_llms_and_learned_from_nothing_forbidd
     assert SHIPPED.stat().st_size < 2e6
 
 
-def test_it_is_no_predictor_of_prompts() -> None:
+def test_the_probe_is_not_among_the_prompt_predictors() -> None:
     assert "probe" not in packaged_predictors()
     with pytest.raises(InputError, match="probe 'mine' is not known"):
         load_probe("mine")
 
 
-def test_its_error_beside_the_prompts_is_read_from_the_card() -> None:
+def test_the_error_ratio_is_read_from_the_card() -> None:
     figures = {PROMPT_ONLY: {"mae": 90.0}, JOINT_SMOOTH: {"mae": 60.0}}
     probe = made_probe()
     assert error_ratio(replace(probe, card={**probe.card, "figures": figures})) == 1.5
@@ -47,7 +47,7 @@ def test_its_error_beside_the_prompts_is_read_from_the_card() -> None:
         error_ratio(probe)
 
 
-def test_a_card_with_few_entries_makes_a_page() -> None:
+def test_a_card_with_few_entries_is_rendered() -> None:
     page = card_page(made_probe(("prompt", "entropy"), features=6), command="x")
     assert "the entropy of the next token" in page
     assert "## Limits" in page

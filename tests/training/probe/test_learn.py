@@ -30,7 +30,7 @@ def test_the_informative_layer_is_chosen_and_beats_the_prompt() -> None:
     assert trained.capped == pytest.approx(float((states.capped[states.generated == 0]).mean()))
 
 
-def test_held_out_test_and_forbidden_prompts_are_never_trained_on() -> None:
+def test_held_out_test_and_excluded_prompts_are_not_trained_on() -> None:
     states = made_states()
     number = states.answer[states.trained]
     assert not ((number % 5 == 0) | (number % 7 == 0) | (number % 11 == 0)).any()
