@@ -112,3 +112,12 @@ def test_the_least_recently_used_answers_are_forgotten_and_other_tenants_are_ref
     assert [owners.find(name, "tenant") is engine for name in "abc"] == [True, False, True]
     with pytest.raises(ApiError, match="'a' is not known here"):
         owners.find("a", "another")
+
+
+def test_an_answer_with_the_id_of_another_tenants_does_not_take_that_over() -> None:
+    owners, engine = ResponseOwners(), GatewayEngine(EngineClient("http://127.0.0.1:1"), 0, 1)
+    owners.add("a", engine, "tenant")
+    owners.add("a", engine, "another")
+    assert owners.find("a", "tenant") is engine
+    with pytest.raises(ApiError, match="'a' is not known here"):
+        owners.find("a", "another")

@@ -235,7 +235,7 @@ class GatewayConfig(_Section):
     """Ask engines for the length of streamed answers (`stream_options`); removed for clients that did not ask."""
 
     header_timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds until the head of a request has arrived."""
+    """Seconds until the head of a request has arrived; with TLS, until its handshake is complete."""
     body_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds until the body of a request, or 64 KiB more of it, has arrived."""
     write_timeout_s: Annotated[float, Field(gt=0)] = 60.0

@@ -180,7 +180,6 @@ def run_app(
         on_ready()
     config = uvicorn.Config(
         app,
-        http=partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_level="error",  # a warning for each request that is not HTTP would let clients fill the log
@@ -192,7 +191,7 @@ def run_app(
     )
     config.load()
     config.ssl = tls
-    server = _Server(config, app, drain_s)
+    server = _Server(config, app, drain_s, limits)
     # Collections as rare as a server needs, and not of what is loaded now: they take 6 % of the time of small requests.
     gc.collect()
     gc.freeze()
@@ -210,12 +209,28 @@ def run_app(
 
 
 class _Server(uvicorn.Server):
-    """After SIGTERM, it serves for `drain_s` more while the application is not ready; then it shuts down."""
+    """After SIGTERM, it serves for `drain_s` more while the application is not ready; then it shuts down.
 
-    def __init__(self, config: uvicorn.Config, app: Starlette, drain_s: float) -> None:
+    A TLS handshake may take as long as a head: before its end, no other limit holds for a connection.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: Starlette, drain_s: float, limits: ConnectionLimits) -> None:
         super().__init__(config)
         self._app = app
         self._drain_s = drain_s
+        self._limits = limits
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])  # the lifespan; uvicorn has no setting for handshakes
+        config, loop = self.config, asyncio.get_running_loop()
+        make = partial(LimitedProtocol, config, self.server_state, self.lifespan.state, limits=self._limits)
+        handshake_s = None if config.ssl is None else self._limits.header_timeout_s
+        for sock in sockets or ():
+            self.servers.append(
+                await loop.create_server(
+                    make, sock=sock, ssl=config.ssl, ssl_handshake_timeout=handshake_s, backlog=config.backlog
+                )
+            )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.draining = True

@@ -26,7 +26,12 @@ class ResponseOwners:
         self._owners: OrderedDict[str, tuple[GatewayEngine, str]] = OrderedDict()
 
     def add(self, response_id: str, engine: GatewayEngine, tenant: str) -> None:
-        """Record the engine and the tenant of an answer."""
+        """Record the engine and the tenant of an answer; that of another tenant stays its own.
+
+        Some engines let a client choose the id of its answer.
+        """
+        if self._owners.get(response_id, (engine, tenant))[1] != tenant:
+            return
         self._owners[response_id] = engine, tenant
         self._owners.move_to_end(response_id)
         if len(self._owners) > self._most:
