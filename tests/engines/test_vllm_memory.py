@@ -117,7 +117,7 @@ def held(scheduler: Any) -> dict[str, int]:
         "llms": len(service._history.by_llm),
         "trackers": len(worker._predictor._trackers),
         "predictions": len(worker._predictor._waiting),
-        "waiting": sum(len(queue._requests) + len(queue._queue._places) for queue in queues),
+        "waiting": sum(len(queue._requests) + len(queue.queue._places) for queue in queues),
         **living,
     }
 
@@ -132,7 +132,7 @@ def test_twenty_thousand_requests_leave_no_object_behind(scheduler: Any) -> None
     assert after == before
     assert (after["requests"], after["open"], after["inputs"], after["waiting"]) == (0, 0, 0, 0)
     assert max(after.get("Job", 0), after.get("Request", 0)) <= SLOTS, "vLLM may keep those of its last step"
-    assert max(len(queue._queue._heap) for queue in (scheduler.waiting, scheduler.kv_holding_waiting)) <= 128
+    assert max(len(queue.queue._heap) for queue in (scheduler.waiting, scheduler.kv_holding_waiting)) <= 128
     counts = scheduler.predictions.counts
     assert counts.answered > REQUESTS // 3
     assert counts.failed > 0

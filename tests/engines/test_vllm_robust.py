@@ -332,5 +332,5 @@ def test_a_policy_that_raises_loses_no_request(model: Path, policy: str) -> None
     assert sorted(run.finished_at) == [str(n) for n in range(8)]
     if CALLS[int(policy[-1])] != "prediction_changed":
         assert scheduler.policy_failures >= 1
-        assert scheduler.waiting.policy.name == "fcfs"
+        assert scheduler.waiting.queue.policy.name == "fcfs"
     scheduler.predictions.close()

@@ -158,9 +158,9 @@ class LengthwiseSyncScheduler(Scheduler):
         self.setup = setup
         self.victims.forget()
         self.jobs.prepare()
-        for queue in (self.waiting, self.kv_holding_waiting):
-            queue.use(self.length_policy)
-            for request in queue:
+        for requests in (self.waiting, self.kv_holding_waiting):
+            requests.queue.use(self.length_policy, self.now)
+            for request in requests:
                 self.jobs.ask(request)
 
     def refiner_of(self, probe: str, predictor: str, forced: ForcedLengths | None) -> Refiner | None:
@@ -250,7 +250,7 @@ class LengthwiseSyncScheduler(Scheduler):
         # One time for the whole step: vLLM peeks at a request, changes it and then pops, and must get the same one.
         self.now = time.time()
         self.predictions.deliver(self._predict)
-        if self.waiting.policy.preempts and not throttle_prefills:
+        if self.waiting.queue.policy.preempts and not throttle_prefills:
             self._preempt_for_head()
         if self.policy == SchedulingPolicy.PRIORITY or not self._memory_runs_out():
             return super().schedule(throttle_prefills)
@@ -322,12 +322,12 @@ class LengthwiseSyncScheduler(Scheduler):
         while self.running and self.waiting and not self.kv_holding_waiting:
             head = self.waiting.peek_request()
             running = [request.request_id for request in self.running if may_be_preempted(request)]
-            if self.victims.refused(self.waiting.policy, head.request_id, running):
+            if self.victims.refused(self.waiting.queue.policy, head.request_id, running):
                 return
             if self._is_skipped(head) or self._can_admit(head):
                 return
             name = self.victims.find(
-                self.waiting, head.request_id, running, lambda name: self.jobs.of(self.requests[name]), self.now
+                self.waiting.queue, head.request_id, running, lambda name: self.jobs.of(self.requests[name]), self.now
             )
             if name is None:
                 return
@@ -400,7 +400,7 @@ class LengthwiseSyncScheduler(Scheduler):
         jobs = [self.jobs.of(request) for request in self.running]
         leaving: list[Request] = []
         # A step rarely needs more than a few victims; the order of the others does not matter.
-        while jobs and len(leaving) < 8 and (job := self.waiting.victim(jobs, None, self.now)) is not None:
+        while jobs and len(leaving) < 8 and (job := self.waiting.queue.victim(jobs, None, self.now)) is not None:
             jobs.remove(job)
             leaving.append(staying.pop(job.id))
         self.running = [*staying.values(), *reversed(leaving)]
@@ -447,7 +447,7 @@ class VictimSearch:
 
     def find(
         self,
-        queue: PolicyQueue | PolicyRequestQueue,
+        queue: PolicyQueue,
         head: str,
         running: Sequence[str],
         job_of: Callable[[str], Job],

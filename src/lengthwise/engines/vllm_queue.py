@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm.tokenizers import cached_tokenizer_from_config
@@ -16,7 +16,7 @@ from vllm.v1.request import RequestStatus
 
 from lengthwise.engines.engine_kind import xargs_prediction
 from lengthwise.engines.prompts import PromptReader
-from lengthwise.policies import Job, Policy, PolicyQueue, TokenRate
+from lengthwise.policies import Job, PolicyQueue, TokenRate
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.prefix_memory import Levels, levels_of
 from lengthwise.workloads.blocks import hash_tokens
@@ -145,8 +145,8 @@ class JobTracker:
             if refiner is not None:
                 # A queue learns from the predictions that it ordered by.
                 job.update_prediction(refiner.ended(request.request_id, job.prediction))
-            for queue in (self._scheduler.waiting, self._scheduler.kv_holding_waiting):
-                queue.finished(job)
+            for requests in (self._scheduler.waiting, self._scheduler.kv_holding_waiting):
+                requests.queue.finished(job)
         tokens = request.num_output_tokens if generates(request) else None
         if not learn:
             self._scheduler.predictions.ended(request.request_id, None)
@@ -195,39 +195,22 @@ def generates(request: Request) -> bool:
 
 
 class PolicyRequestQueue(RequestQueue):
-    """One of vLLM's waiting queues, backed by a PolicyQueue."""
+    """One of vLLM's waiting queues, in the order of `queue`; its policy is fcfs once the configured one has failed."""
 
     def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
         self._jobs = scheduler.jobs
         self._scheduler = scheduler
-        self._queue = PolicyQueue(
+        self.queue = PolicyQueue(
             scheduler.length_policy, slots=scheduler.max_num_active_reqs, on_failure=scheduler.count_policy_failure
         )
         self._requests: dict[str, Request] = {}
-
-    @property
-    def policy(self) -> Policy:
-        """The policy in force: arrival order once the configured one has failed."""
-        return self._queue.policy
-
-    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-        """Return the running job that the policy in force preempts."""
-        return self._queue.victim(running, candidate, now)
-
-    def use(self, policy: Policy) -> None:
-        """Change the policy under the waiting requests."""
-        self._queue.use(policy, self._scheduler.now)
 
     def rekey(self, job: Job) -> bool:
         """Recompute a waiting request's key; False if it does not wait here."""
         if job.id not in self._requests:
             return False
-        self._queue.update(job, self._scheduler.now)
+        self.queue.update(job, self._scheduler.now)
         return True
-
-    def finished(self, job: Job) -> None:
-        """Report a finished request, its length in its job."""
-        self._queue.finished(job)
 
     def add_request(self, request: Request) -> None:
         """Add a request behind those with an equal key."""
@@ -245,14 +228,14 @@ class PolicyRequestQueue(RequestQueue):
     def pop_request(self) -> Request:
         """Take the next request to run."""
         request = self.peek_request()
-        self._queue.pop(self._scheduler.now)
+        self.queue.pop(self._scheduler.now)
         return self._requests.pop(request.request_id)
 
     def peek_request(self) -> Request:
         """Return the next request to run without removing it."""
-        self._queue.running = len(self._scheduler.running)
-        self._queue.tokens_per_s = self._jobs.rate.per_s
-        job = self._queue.peek(self._scheduler.now)
+        self.queue.running = len(self._scheduler.running)
+        self.queue.tokens_per_s = self._jobs.rate.per_s
+        job = self.queue.peek(self._scheduler.now)
         if job is None:
             raise IndexError("peek from an empty queue")
         return self._requests[job.id]
@@ -267,7 +250,7 @@ class PolicyRequestQueue(RequestQueue):
         """Remove those of the requests that wait here."""
         for request in requests:
             if self._requests.pop(request.request_id, None) is not None:
-                self._queue.remove(request.request_id)
+                self.queue.remove(request.request_id)
 
     def __bool__(self) -> bool:
         return bool(self._requests)
@@ -280,19 +263,19 @@ class PolicyRequestQueue(RequestQueue):
         return list(self)[place]
 
     def __iter__(self) -> Iterator[Request]:
-        return (self._requests[job.id] for job in self._queue)
+        return (self._requests[job.id] for job in self.queue)
 
     def _enter(self, request: Request, *, front: bool) -> None:
         now = self._scheduler.now
         job = self._jobs.of(request)
         job.cached_tokens = self._cached_tokens(request)
         self._requests[request.request_id] = request
-        self._queue.push(job, now, front=front)
+        self.queue.push(job, now, front=front)
 
     def _cached_tokens(self, request: Request) -> int:
         """Return the prompt tokens in the prefix cache, for a policy whose order may depend on them; else 0."""
         manager = self._scheduler.kv_cache_manager
-        if not self._queue.reads_progress or not manager.prefix_cache_lookup_enabled(request):
+        if not self.queue.reads_progress or not manager.prefix_cache_lookup_enabled(request):
             return 0
         return int(manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1])
 
