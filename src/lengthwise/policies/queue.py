@@ -20,6 +20,8 @@ from lengthwise.policies.job import Job, JobColumns, WaitingColumns
 from lengthwise.policies.protocol import Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
 
 _SWEEP_MIN = 64  # fewer dead entries than this are not swept
+_Entry = tuple[int, int, float, int, int, str]
+"""Of the heap: priority, round, key, sequence, stamp, id."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class PolicyQueue:
         self._on_failure = on_failure
         self.running = 0
         self.tokens_per_s = 0.0
-        self._heap: list[tuple[int, int, float, int, int, str]] = []  # priority, round, key, sequence, stamp, id
+        self._heap: list[_Entry] = []
         self._places: dict[str, _Place] = {}
         self._numbers = itertools.count()
         self._rounds: Rounds | None = None
@@ -118,32 +120,28 @@ class PolicyQueue:
 
     def __iter__(self) -> Iterator[Job]:
         """Iterate over the waiting jobs in order, the next to run first."""
-        for *_, stamp, job_id in sorted(self._heap):
-            place = self._places.get(job_id)
-            if place is not None and place.stamp == stamp:
-                yield place.job
+        return (job for entry in sorted(self._heap) if (job := self._job_of(entry)) is not None)
 
     def first(self, count: int) -> list[Job]:
         """Return the next `count` jobs to run, in order, without sorting the rest of a long queue."""
         found: list[Job] = []
         candidates = [(entry, 0) for entry in self._heap[:1]]  # an entry comes before those below it in the heap
         while candidates and len(found) < count:
-            (*_, stamp, job_id), at = heapq.heappop(candidates)
+            entry, at = heapq.heappop(candidates)
             for below in range(2 * at + 1, min(2 * at + 3, len(self._heap))):
                 heapq.heappush(candidates, (self._heap[below], below))
-            place = self._places.get(job_id)
-            if place is not None and place.stamp == stamp:
-                found.append(place.job)
+            if (job := self._job_of(entry)) is not None:
+                found.append(job)
         return found
 
     def key_of(self, job_id: str) -> float | None:
         """Return the key by which a waiting job is ordered now, among those of its priority and round."""
-        place = self._places.get(job_id)
-        if place is None:
-            return None
-        return next(
-            (key for _, _, key, _, stamp, other in self._heap if other == job_id and stamp == place.stamp), None
-        )
+        return next((entry[2] for entry in self._heap if entry[5] == job_id and self._job_of(entry) is not None), None)
+
+    def _job_of(self, entry: _Entry) -> Job | None:
+        """Return the job of a heap entry; None for a dead entry."""
+        place = self._places.get(entry[5])
+        return place.job if place is not None and place.stamp == entry[4] else None
 
     def push(self, job: Job, now: float, *, front: bool = False) -> None:
         """Add a job: behind jobs of an equal key, or before them with `front` (for a preempted job)."""
@@ -155,7 +153,8 @@ class PolicyQueue:
 
     def admit(self, job: Job) -> None:
         """Count a job that need not wait as pushed and popped: no key is computed. The queue must be empty."""
-        self._guard(self._admit, job)
+        self._guard(self._assign_round, job)
+        self._guard(self._admitted, job)
 
     def peek(self, now: float) -> Job | None:
         """Return the next job to run without removing it; None when no job waits."""
@@ -166,10 +165,9 @@ class PolicyQueue:
         if self._selected is not None:
             return self._selected[1]
         while self._heap:
-            *_, stamp, job_id = self._heap[0]
-            place = self._places.get(job_id)
-            if place is not None and place.stamp == stamp:
-                return place.job
+            job = self._job_of(self._heap[0])
+            if job is not None:
+                return job
             heapq.heappop(self._heap)
         return None
 
@@ -180,12 +178,9 @@ class PolicyQueue:
             if self._columns is None:
                 heapq.heappop(self._heap)
                 del self._places[job.id]
-                selected = False
             else:
                 self.remove(job.id)
-                selected = True
-            if self._rounds is not None:
-                self._guard(self._admitted, self._rounds, job, selected)
+            self._guard(self._admitted, job)
         return job
 
     def finished(self, job: Job) -> None:
@@ -246,25 +241,24 @@ class PolicyQueue:
 
     def _start(self, now: float) -> None:
         """Key all jobs by the policy."""
+        policy = self.policy
         self._rounds = self._columns = self._selected = None
-        self._rounds = self.policy.rounds(lambda: self.slots)
-        self._level = self.policy.level(self.view)
+        self._rounds = policy.rounds(lambda: self.slots)
+        self._level = policy.level(self.view)
+        columns = WaitingColumns(policy.select_columns) if isinstance(policy, SelectingPolicy) else None
         for place in sorted(self._places.values(), key=lambda place: place.sequence):
             self._assign_round(place.job)
             place.median = place.job.median
+            if columns is not None:
+                columns.put(place.job)
         if self._places:
             self._rekey_all(now)
-        self._start_selecting()
+        self._columns = columns
 
     def _enter(self, place: _Place, now: float) -> None:
         place.median = place.job.median
         self._assign_round(place.job)
         self._insert(place, now)
-
-    def _admit(self, job: Job) -> None:
-        self._assign_round(job)
-        if self._rounds is not None:
-            self._admitted(self._rounds, job, self._columns is not None)
 
     def _update(self, place: _Place, now: float) -> None:
         job = place.job
@@ -273,23 +267,15 @@ class PolicyQueue:
             place.median = job.median
         self._insert(place, now)
 
-    def _admitted(self, rounds: Rounds, job: Job, selected: bool) -> None:
-        if selected:
-            rounds.selected(job)  # type: ignore[attr-defined]
-        rounds.admitted(job.round_number)
+    def _admitted(self, job: Job) -> None:
+        if self._rounds is not None:
+            if self._columns is not None:
+                self._rounds.selected(job)  # type: ignore[attr-defined]
+            self._rounds.admitted(job.round_number)
 
     def _refresh(self, now: float) -> None:
         if not self._rekey_on_level(now) and self.policy.rekey == "on_time" and now > self._keyed_at:
             self._rekey_all(now)
-
-    def _start_selecting(self) -> None:
-        """Keep columns of the waiting jobs if the policy selects."""
-        self._selected = None
-        policy = self.policy
-        self._columns = WaitingColumns(policy.select_columns) if isinstance(policy, SelectingPolicy) else None
-        if self._columns is not None:
-            for place in sorted(self._places.values(), key=lambda place: place.sequence):
-                self._columns.put(place.job)
 
     def _select(self, now: float) -> None:
         """Set the policy's choice, the same one until the time or the queue changes."""
@@ -330,7 +316,7 @@ class PolicyQueue:
 
     def _sweep(self) -> None:
         if len(self._heap) > 2 * len(self._places) + _SWEEP_MIN:
-            self._heap = [e for e in self._heap if (p := self._places.get(e[5])) is not None and p.stamp == e[4]]
+            self._heap = [entry for entry in self._heap if self._job_of(entry) is not None]
             heapq.heapify(self._heap)
 
     def _rekey_all(self, now: float) -> None:
