@@ -133,7 +133,7 @@ def test_a_probe_that_raises_changes_no_step(model: Path, probe: Path) -> None:
     for given in (probe, None):
         engine = host(model, given, slots=2, blocks=30)
         if given is not None:
-            engine.scheduler.refiner = Refiner(broken())
+            engine.scheduler.setup.refiner = Refiner(broken())
         for row in range(12):
             engine.scheduler.add_request(hinted(str(row), 20, 5 + 7 * row, hint=40 + row))
             engine.steps(3)

@@ -195,19 +195,23 @@ def serve_states(engine: Any) -> dict[str, Any]:
     """Add prompts while others are decoded, preempt one request, and compare every hidden state."""
     from vllm import SamplingParams
 
+    from lengthwise.engines.refine import attached, generated_by
+
     scheduler = engine.engine_core.engine_core.scheduler
     scheduler.use(replace(scheduler.setup, policy="fcfs"))
     states: list[Any] = []
     steps: list[tuple[int, int]] = []  # prompts and decodes in each step
     preempted: list[str] = []
-    scheduler.on_state = lambda request, generated, state: states.append(
-        (request.request_id.rsplit("-", 1)[0], generated, state)
-    )
     update = scheduler.update_from_output
 
     def noting(step: Any, output: Any) -> Any:
         counts = list(step.num_scheduled_tokens.values())
         steps.append((sum(count > 1 for count in counts), sum(count == 1 for count in counts)))
+        for name, state in attached(output) or ():
+            request = scheduler.requests.get(name)
+            generated = None if request is None else generated_by(state.tokens, request.num_prompt_tokens)
+            if generated is not None:
+                states.append((name.rsplit("-", 1)[0], generated, state))
         return update(step, output)
 
     scheduler.update_from_output = noting

@@ -62,7 +62,6 @@ from lengthwise.engines.engine_kind import MARKER
 from lengthwise.engines.forced_lengths import ForcedLengths
 from lengthwise.engines.refine import (
     Refiner,
-    State,
     Wanted,
     attached,
     check_reported,
@@ -107,11 +106,8 @@ class LengthwiseSyncScheduler(Scheduler):
 
     running: list[Request]
     steps: StepLog | None = None
-    refiner: Refiner | None = None
     policy_failures: int = 0
     """Times that a queue fell back to arrival order because its policy raised."""
-    on_state: Callable[[Request, int, State], None] | None = None
-    """Receives a request, its generated tokens and its hidden state, where `engines.vllm_worker` is in use."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed on to vLLM as they are)
         super().__init__(*args, **kwargs)
@@ -127,7 +123,6 @@ class LengthwiseSyncScheduler(Scheduler):
         self.bench = BenchControl.of(self, options)
         self.warm_predictor = bool(options.get("warm_predictor", True))
         self._account: str | None = options.get("account")
-        self._use_refiner(self.setup.refiner)
         self.jobs = JobTracker(self)
         self.victims = VictimSearch()
         self.now = time.time()
@@ -150,11 +145,14 @@ class LengthwiseSyncScheduler(Scheduler):
         """The LLM whose lengths a measurement forces, if any."""
         return self.setup.forced_lengths
 
+    @property
+    def refiner(self) -> Refiner | None:
+        """What refines predictions from hidden states, if a probe is in use."""
+        return self.setup.refiner
+
     def use(self, setup: Setup) -> None:
         """Change policy and predictor under the waiting requests."""
         self.length_policy = make_policy(setup.policy)
-        if setup.refiner is not self.setup.refiner:
-            self._use_refiner(setup.refiner)
         self.setup = setup
         self.victims.forget()
         self.jobs.prepare()
@@ -168,10 +166,6 @@ class LengthwiseSyncScheduler(Scheduler):
         options = (self.vllm_config.additional_config or {}).get("lengthwise", {})
         check_reported(load_probe(probe), Wanted.of(options))
         return refiner_for({**options, "probe": probe, "forced_lengths": forced}, self.vllm_config, predictor)
-
-    def _use_refiner(self, refiner: Refiner | None) -> None:
-        self.refiner = refiner
-        self.on_state = None if refiner is None else self._refine
 
     def count_policy_failure(self, _: Exception) -> None:
         """Count a policy that raised; its queue has logged it and continues in order of arrival."""
@@ -213,37 +207,31 @@ class LengthwiseSyncScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:  # noqa: ANN401
         """Process the output of a step, which ends here."""
-        if self.on_state is not None:
-            self._pass_states(model_runner_output)
+        if self.refiner is not None and self.length_policy.uses_predictions:
+            self._refine(self.refiner, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.steps is not None and scheduler_output.num_scheduled_tokens:
             self.steps.done(busy=self.has_unfinished_requests())
         return outputs
 
-    def _pass_states(self, output: Any) -> None:  # noqa: ANN401
-        """Pass the step's hidden states to `on_state`, before vLLM finishes any of the requests."""
-        for name, state in attached(output) or ():
-            request = self.requests.get(name)
-            generated = None if request is None else generated_by(state.tokens, request.num_prompt_tokens)
-            if generated is not None and self.on_state is not None:
-                self.on_state(request, generated, state)
+    def _refine(self, refiner: Refiner, output: Any) -> None:  # noqa: ANN401
+        """Refine predictions from the hidden states of a step that are due, before vLLM finishes any of the requests.
 
-    def _refine(self, request: Request, generated: int, state: State) -> None:
-        """Refine a request's prediction from a hidden state, if one is due.
-
-        What counts are the tokens that the state covers, not those of the request: with async scheduling the request
+        What counts are the tokens that a state covers, not those of the request: with async scheduling the request
         may be a step ahead, and after a preemption it is behind. A state that covers more tokens than the request has
         is from a step whose output was dropped.
         """
-        name = request.request_id
-        if self.refiner is None or not self.length_policy.uses_predictions or not self.refiner.due(name, generated):
-            return
-        if generated > request.num_output_tokens or not generates(request):
-            return
-        job = self.jobs.of(request)
-        prediction = self.refiner.read(name, generated, state, job.prediction, self.jobs.cap(request))
-        if prediction is not None:
-            self._apply(job, prediction)
+        for name, state in attached(output) or ():
+            request = self.requests.get(name)
+            generated = None if request is None else generated_by(state.tokens, request.num_prompt_tokens)
+            if request is None or generated is None or not refiner.due(name, generated):
+                continue
+            if generated > request.num_output_tokens or not generates(request):
+                continue
+            job = self.jobs.of(request)
+            prediction = refiner.read(name, generated, state, job.prediction, self.jobs.cap(request))
+            if prediction is not None:
+                self._apply(job, prediction)
 
     def _schedule(self, throttle_prefills: bool) -> SchedulerOutput:
         """Schedule one step as vLLM does, with the policy's victims at the end of `running`."""
