@@ -410,7 +410,7 @@ class LengthwiseScheduler(LengthwiseSyncScheduler, AsyncScheduler):
 class VictimSearch:
     """Asks a policy which running request to preempt for the head of the queue, no more often than the policy needs.
 
-    The simulator applies the same rule (`simulator/kernel/step.py`): at the start of a step, for the head only, while
+    The simulator applies the same rule (`simulator/kernel/loop.py`): at the start of a step, for the head only, while
     it cannot be admitted and the policy names a victim. A refusal holds until another request is the head, others
     run, a prediction changes, or the running requests have advanced by `preempt_check_interval` steps. A step in
     which nothing changed costs the comparison of two lists of names.

@@ -1,7 +1,7 @@
 """How long one step of an engine takes, as a function of what is in the batch.
 
-A cost model maps tokens to seconds; it knows no requests, queues or memory. The formulas are in `kernel.steptime`,
-which the kernel compiles.
+A cost model maps tokens to seconds; it knows no requests, queues or memory. `step_s` and `chunk_cost` have the
+formulas, on a record of parameters: the kernel compiles them, and the readable engine calls them as they are.
 """
 
 from __future__ import annotations
@@ -10,12 +10,71 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Final
 
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.simulator.kernel import steptime
 from lengthwise.simulator.kernel.records import COST, Record
+
+LINEAR: Final = 0
+ROOFLINE: Final = 1
+PIECEWISE: Final = 2
+
+
+def chunk_cost(cost: Record, begin: int, end: int) -> float:
+    """Cost of a prompt's tokens from `begin` to `end` besides the term in their number, as input of `step_s`.
+
+    LINEAR and ROOFLINE: their share of the prompt's square, so that chunks add up to the whole. PIECEWISE: the term of
+    long sequences, milliseconds.
+    """
+    if cost.family != PIECEWISE:
+        return float(end) * end - float(begin) * begin
+    new, context = float(end - begin), float(end)
+    if new * context < cost.long_from:
+        return 0.0
+    terms = cost.long_terms
+    return float(terms[0] + terms[1] * new + terms[2] * context + terms[3] * new * context)
+
+
+def step_s(
+    cost: Record,
+    prefill: int,
+    prefill_context: int,
+    chunks: float,
+    decodes: int,
+    context: int,
+    shared: int,
+    batch: int,
+) -> float:
+    """Seconds of one step.
+
+    `prefill` prompt tokens over contexts of `prefill_context` tokens, their `chunks` by `chunk_cost`; `decodes`
+    sequences that compute one token each, over `context` tokens together, the new ones included; `shared` tokens of all
+    contexts are counted more than once because several of the `batch` sequences use them.
+    """
+    if cost.family == LINEAR:
+        base = cost.decode_base if decodes else cost.prefill_base
+        computed = cost.prefill_token * prefill + cost.prefill_pair * chunks
+        return float(base + computed + cost.decode * decodes + cost.kv_token * context)
+    if cost.family == ROOFLINE:
+        work = max(cost.token * (prefill + decodes), cost.weights)
+        return float(cost.overhead + work + cost.prefill_pair * chunks + cost.kv_token * context)
+    tokens, everything = prefill + decodes, prefill_context + context
+    line = 0
+    for number in range(1, cost.n_lines):
+        if tokens >= cost.lines[number, 0]:
+            line = number
+    linear = cost.lines[line, 1] + cost.lines[line, 2] * tokens + cost.lines[line, 3] * tokens * tokens
+    # Preble's parabola falls below zero towards its end: no batch takes less than the smallest.
+    linear = max(linear, cost.lines[0, 1])
+    attention = cost.attention_below
+    if everything > cost.attention_from:
+        attention = cost.attention_constant + cost.attention_slope * everything
+        unique = everything - shared
+        if unique <= cost.halved_context * batch and batch * unique <= cost.halved_product:
+            attention *= 0.5
+    return float((linear + attention + chunks) / cost.divisor * 1e-3)
 
 
 class CostModel(ABC):
@@ -33,11 +92,11 @@ class CostModel(ABC):
         A context includes its new token. `shared_tokens`: context tokens that are counted more than once.
         """
         cost = self.parameters()
-        return steptime.step_s(
+        return step_s(
             cost,
             sum(end - begin for begin, end in chunks),
             sum(end for _, end in chunks),
-            sum(steptime.chunk_cost(cost, begin, end) for begin, end in chunks),
+            sum(chunk_cost(cost, begin, end) for begin, end in chunks),
             len(contexts),
             sum(contexts),
             shared_tokens,
@@ -71,7 +130,7 @@ class StepCost(CostModel):
 
     def parameters(self) -> Record:
         """Return the six coefficients."""
-        return _record(steptime.LINEAR, **asdict(self))
+        return _record(LINEAR, **asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +156,7 @@ class Roofline(CostModel):
 
     def parameters(self) -> Record:
         """Return the five coefficients."""
-        return _record(steptime.ROOFLINE, **asdict(self))
+        return _record(ROOFLINE, **asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +195,7 @@ class Piecewise(CostModel):
         lines = np.zeros((4, 4))
         lines[: len(self.lines)] = [(line.since, line.constant, line.slope, line.square) for line in self.lines]
         return _record(
-            steptime.PIECEWISE,
+            PIECEWISE,
             n_lines=len(self.lines),
             lines=lines,
             attention_from=1024.0,

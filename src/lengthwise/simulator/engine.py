@@ -24,9 +24,9 @@ from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.admission import JointAdmission, KvDemand, peak_kv_tokens, predicted_remaining
 from lengthwise.policies.base import last_of_largest
 from lengthwise.policies.queue import PolicyQueue, TokenRate
+from lengthwise.simulator.costs import chunk_cost, step_s
 from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel.records import SAMPLE, SAMPLE_EVERY_S, SAMPLES
-from lengthwise.simulator.kernel.steptime import chunk_cost, step_s
 from lengthwise.simulator.outcome import EngineOutcome, Timeline
 from lengthwise.simulator.traffic import Traffic, block_ratio
 

@@ -32,7 +32,7 @@ from lengthwise.policies.lengthwise import Lengthwise, length_bin
 from lengthwise.policies.preemptive import Gittins, Srpt
 from lengthwise.policies.residual import flat_tables, sigma_index
 from lengthwise.policies.slo import PRIOR_MU, Slo, length_bins
-from lengthwise.simulator.costs import CostModel
+from lengthwise.simulator import costs
 from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel import loop, memory
 from lengthwise.simulator.kernel import records as r
@@ -60,7 +60,8 @@ _ADMISSION: Final = {"prompt": r.WHOLE_PROMPT, "peak": r.FUTURE_PEAK, "reserve":
 
 
 def _fingerprint() -> int:
-    sources = sorted([*Path(__file__).parent.glob("*.py"), *Path(policies.__file__).parent.glob("*.py")])
+    folders = Path(__file__).parent, Path(policies.__file__).parent
+    sources = sorted([Path(costs.__file__), *(source for folder in folders for source in folder.glob("*.py"))])
     return int.from_bytes(sha256(b"".join(source.read_bytes() for source in sources)).digest()[:7], "big")
 
 
@@ -409,7 +410,7 @@ class CompiledEngine:
 
 
 @lru_cache(maxsize=64)
-def _parameters(cost: CostModel) -> Record:
+def _parameters(cost: costs.CostModel) -> Record:
     return cost.parameters()
 
 

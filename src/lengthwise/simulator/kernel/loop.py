@@ -1,16 +1,34 @@
-"""The event loop: arrivals, steps, and jumps over decode steps in which nothing else happens."""
+"""The event loop, and one step in vLLM's order: running requests are scheduled, waiting ones are admitted, all compute.
+
+Between steps requests arrive, and decode steps in which nothing else happens are jumped over. A function that returns a
+code returns 0, or the code of a question for the host; the engine's record holds where it continues.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lengthwise.compiled import inlined as compiled
-from lengthwise.simulator.kernel import admission, memory, policy, step, waiting
-from lengthwise.simulator.kernel.access import copy, request_at, row_at, running_at, sample_at, waiting_at
+from lengthwise.policies.queue import TokenRate
+from lengthwise.simulator import costs
+from lengthwise.simulator.kernel import admission, memory, policy, ranks, waiting
+from lengthwise.simulator.kernel.access import (
+    copy,
+    event_at,
+    free_table_at,
+    request_at,
+    row_at,
+    running_at,
+    sample_at,
+    waiting_at,
+)
 from lengthwise.simulator.kernel.records import (
     ADMITTING,
     ASK_ARRIVAL,
+    ASK_HEAD_VICTIM,
+    ASK_KEY,
     ASK_PREDICTION,
+    ASK_VICTIM,
     BETWEEN_STEPS,
     COMPUTING,
     DONE,
@@ -18,6 +36,7 @@ from lengthwise.simulator.kernel.records import (
     GROW,
     NO_ANSWER,
     NONE,
+    ON_PROGRESS,
     ON_TIME,
     PAUSED,
     PREEMPTING,
@@ -25,6 +44,256 @@ from lengthwise.simulator.kernel.records import (
     SCHEDULING,
     Record,
 )
+
+step_s, chunk_cost = compiled(costs.step_s), compiled(costs.chunk_cost)
+RATE_INTERVAL_S, RATE_WEIGHT = TokenRate.INTERVAL_S, TokenRate.WEIGHT
+
+
+@compiled
+def add_event(engine: Record, event: int) -> None:
+    """Record an admission or a finish."""
+    event_at(engine, engine.n_events).value = event
+    engine.n_events += 1
+
+
+@compiled
+def remove_running(engine: Record, position: int) -> None:
+    """Remove a running request and free its memory."""
+    running = running_at(engine, position)
+    memory.give_back(engine, position)
+    admission.release(engine, running.row)
+    engine.n_running -= 1
+    free_table_at(engine, engine.n_running).value = running.table
+    for at in range(position, engine.n_running):
+        copy(running_at(engine, at), running_at(engine, at + 1))
+    engine.no_victim_for = NONE
+
+
+@compiled
+def preempt(engine: Record, position: int) -> int:
+    """Preempt a running request; its tokens so far are computed again as part of its prompt."""
+    running = running_at(engine, position)
+    row = running.row
+    request = request_at(engine, row)
+    request.generated = running.tokens - request.prompt
+    request.preemptions += 1
+    request.max_computed = max(request.max_computed, running.computed)
+    engine.budget += running.scheduled
+    engine.decisions += 1
+    engine.decoding = 0
+    remove_running(engine, position)
+    memory.set_cached(engine, row)
+    if engine.rekey == ON_PROGRESS:
+        engine.asked_row = engine.pending = row
+        return ASK_KEY
+    waiting.push(engine, row)
+    return 0
+
+
+@compiled
+def preempt_for_head(engine: Record) -> int:
+    """Ask for a victim while the head of the queue cannot be admitted and the policy preempts."""
+    while engine.n_waiting and engine.n_running:
+        if waiting.full(engine):
+            return GROW
+        code = waiting.refresh(engine)
+        if code:
+            return code
+        row = waiting_at(engine, 0).row
+        if engine.n_running < engine.max_num_seqs:
+            tokens = request_at(engine, row).prompt + request_at(engine, row).generated
+            cached, idle = memory.cached_blocks(engine, row, tokens)
+            if admission.blocked_steps(engine, row, tokens, cached, idle) == 0:
+                return 0
+        if engine.no_victim_for == row and (
+            engine.preempt_check_interval == 0 or engine.steps_since_check < engine.preempt_check_interval
+        ):
+            return 0
+        if policy.finds_victims(engine):
+            position = ranks.head_victim(engine, row)
+        elif engine.answer == NO_ANSWER:
+            engine.asked_row = row
+            return ASK_HEAD_VICTIM
+        else:
+            position, engine.answer = engine.answer, NO_ANSWER
+        if position == NONE:
+            engine.no_victim_for, engine.steps_since_check = row, 0
+            return 0
+        code = preempt(engine, position)
+        if code:
+            return code
+    return 0
+
+
+@compiled
+def schedule_running(engine: Record) -> int:
+    """Schedule the tokens of running requests; where memory runs out, victims are preempted."""
+    while engine.cursor < engine.n_running and engine.budget > 0:
+        if waiting.full(engine):
+            return GROW
+        running = running_at(engine, engine.cursor)
+        if engine.want == 0:
+            engine.want = min(running.tokens - running.computed, engine.budget)
+        tokens = running.computed + engine.want
+        if engine.n_running > 1 and admission.exceeds_reservation(engine, engine.cursor, tokens):
+            victim = engine.cursor
+        elif memory.grow(engine, engine.cursor, tokens):
+            running.scheduled, engine.want = engine.want, 0
+            engine.budget -= running.scheduled
+            engine.cursor += 1
+            continue
+        elif engine.evicts_last:
+            victim = engine.n_running - 1
+        elif policy.finds_victims(engine):
+            victim = ranks.victim(engine)
+        elif engine.answer == NO_ANSWER:
+            return ASK_VICTIM
+        else:
+            victim, engine.answer = engine.answer, NO_ANSWER
+        if victim == engine.cursor:
+            engine.want = 0
+        elif victim < engine.cursor:
+            engine.cursor -= 1
+        engine.preempted += 1
+        code = preempt(engine, victim)
+        if code:
+            return code
+    return 0
+
+
+@compiled
+def admit(engine: Record) -> int:
+    """Admit in the policy's order until budget, slots or memory run out; the head is never overtaken."""
+    if engine.blocked_steps and engine.decoding and engine.rekey < ON_TIME:
+        return 0
+    while engine.budget > 0 and engine.n_running < engine.max_num_seqs and engine.n_waiting:
+        code = waiting.refresh(engine)
+        if code:
+            return code
+        row = waiting_at(engine, 0).row
+        request = request_at(engine, row)
+        tokens = request.prompt + request.generated
+        cached, idle = memory.cached_blocks(engine, row, tokens)
+        engine.blocked_steps = admission.blocked_steps(engine, row, tokens, cached, idle)
+        if engine.blocked_steps:
+            return 0
+        if not engine.chunked_prefill and tokens - memory.ready(engine, row, cached) > engine.budget:
+            return 0  # as in vLLM: a prompt that is not split waits for a step that holds all of it
+        if engine.n_events == engine.events_size:
+            return GROW
+        waiting.pop(engine)
+        start(engine, row, tokens, cached)
+    return 0
+
+
+@compiled
+def start(engine: Record, row: int, tokens: int, cached: int) -> None:
+    """Start a request with as many tokens as the budget allows."""
+    request = request_at(engine, row)
+    position = engine.n_running
+    running = running_at(engine, position)
+    running.row, running.tokens, running.left = row, tokens, request.output - request.generated
+    running.computed = running.blocks = running.hashed = 0
+    running.table = free_table_at(engine, position).value
+    engine.n_running += 1
+    memory.adopt(engine, position, cached)
+    running.computed, request.transferred_kv_tokens = memory.ready(engine, row, cached), 0
+    running.scheduled = min(tokens - running.computed, engine.budget)
+    memory.grow(engine, position, running.computed + running.scheduled)
+    admission.reserve(engine, row)
+    engine.budget -= running.scheduled
+    engine.decisions += 1
+    engine.no_victim_for = NONE
+    request.cached = running.computed
+    request.recomputed += max(0, request.max_computed - running.computed)
+    if np.isnan(request.started):
+        request.started = engine.now
+        request.initial_cached = running.computed
+    add_event(engine, row)
+
+
+@compiled
+def execute(engine: Record) -> int:
+    """Compute the scheduled tokens; a request with all of its tokens computed generates the next one."""
+    if engine.n_events + engine.n_running > engine.events_size:
+        return GROW
+    prefill = prefill_context = decodes = context = batch = 0
+    chunks = 0.0
+    engine.decoding = 1
+    for position in range(engine.n_running):
+        running = running_at(engine, position)
+        if running.scheduled == 0:
+            engine.decoding = 0
+            continue
+        end = running.computed + running.scheduled
+        batch += 1
+        if running.scheduled == 1 and running.computed > 0:
+            decodes += 1
+            context += end
+        else:
+            prefill += running.scheduled
+            prefill_context += end
+            chunks += chunk_cost(engine.cost, running.computed, end)
+        running.computed = end
+    took = (
+        step_s(engine.cost, prefill, prefill_context, chunks, decodes, context, engine.shared_tokens, batch)
+        + engine.decision_s * engine.decisions
+    )
+    engine.now += took
+    engine.busy_s += took
+    engine.block_seconds += took * (engine.n_blocks - engine.free)
+    engine.steps += 1
+    engine.steps_since_check += 1
+    engine.blocked_steps = max(0, engine.blocked_steps - 1)
+    position, settled = 0, engine.settled
+    while position < engine.n_running:
+        running = running_at(engine, position)
+        scheduled, running.scheduled = running.scheduled, 0
+        if scheduled and running.computed == running.tokens:
+            request = request_at(engine, running.row)
+            running.tokens += 1
+            running.left -= 1
+            engine.generated += 1
+            if np.isnan(request.first_token):
+                request.first_token = engine.now
+            if running.left == 0:
+                finish(engine, position)
+                continue
+        else:
+            engine.decoding = 0
+        position += 1
+    if engine.settled > settled:
+        _measure_rate(engine)
+    return 0
+
+
+@compiled
+def _measure_rate(engine: Record) -> None:
+    """Update the recent tokens per second: `policies.queue.TokenRate.observe`."""
+    took, waits = engine.now - engine.rate_since, engine.n_waiting > 0
+    if waits and took < RATE_INTERVAL_S:
+        return
+    if waits and took >= RATE_INTERVAL_S:
+        measured = (engine.generated - engine.rate_tokens) / took
+        if engine.tokens_per_s == 0.0:
+            engine.tokens_per_s = measured
+        else:
+            engine.tokens_per_s += RATE_WEIGHT * (measured - engine.tokens_per_s)
+    engine.rate_since, engine.rate_tokens = engine.now, engine.generated
+
+
+@compiled
+def finish(engine: Record, position: int) -> None:
+    """Finish a request that has its last token."""
+    row = running_at(engine, position).row
+    request = request_at(engine, row)
+    request.finish = engine.now
+    request.generated = request.output
+    remove_running(engine, position)
+    add_event(engine, -1 - row)
+    policy.finished(engine, row)
+    engine.settled += 1
+    engine.blocked_steps = 0
 
 
 @compiled
@@ -125,7 +394,7 @@ def _max_jump(engine: Record) -> int:
 def _jump(engine: Record, until: float) -> int:
     """Run decode steps in which nothing else happens; return how many.
 
-    Their durations are added up one by one, so that the outcome is to the last bit that of taking each step.
+    Their durations are added up one by one, so that the outcome is to the last bit that of taking each
     """
     batch, most = engine.n_running, _max_jump(engine)
     if most <= 0:
@@ -138,7 +407,7 @@ def _jump(engine: Record, until: float) -> int:
         context += running_at(engine, position).computed
     now, done = engine.now, 0
     while done < most and now < until:
-        now += step.step_s(engine.cost, 0, 0, 0.0, batch, context, engine.shared_tokens, batch)
+        now += step_s(engine.cost, 0, 0, 0.0, batch, context, engine.shared_tokens, batch)
         context += batch
         done += 1
     used_before = engine.n_blocks - engine.free
@@ -186,7 +455,7 @@ def _begin_step(engine: Record) -> None:
 
 @compiled
 def _between(engine: Record, until: float) -> int:
-    """Between steps: process arrivals, jump as far as possible, and begin the next step."""
+    """Between steps: process arrivals, jump as far as possible, and begin the next"""
     while True:
         if engine.settled >= engine.pause_at:
             return PAUSED
@@ -219,13 +488,13 @@ def run(engine: Record, until: float) -> int:
                 return code
             continue
         if engine.phase == PREEMPTING:
-            code = step.preempt_for_head(engine)
+            code = preempt_for_head(engine)
         elif engine.phase == SCHEDULING:
-            code = step.schedule_running(engine)
+            code = schedule_running(engine)
         elif engine.phase == ADMITTING:
-            code = GO_ON if engine.preempted else step.admit(engine)
+            code = GO_ON if engine.preempted else admit(engine)
         else:
-            code = step.execute(engine)
+            code = execute(engine)
         if code:
             return code
         engine.phase = BETWEEN_STEPS if engine.phase == COMPUTING else engine.phase + 1
