@@ -137,7 +137,8 @@ class CellTask:
             self.setting.fleet,
             self.policy,
             router=self.router,
-            predictor=_predictions(self.setting, self.predictor, self.rate),
+            # Only what a predictor that learns has seen depends on the rate.
+            predictor=_predictions(self.setting, self.predictor, self.rate if learns(self.predictor) else None),
             prediction_delay_s=self.prediction_delay_s,
             decision_s=self.decision_s,
             routing_s=self.routing_s,
@@ -273,11 +274,6 @@ def _setting_key(source: WorkloadSource, fleet: Fleet, seed: int, own_arrivals: 
     return content_key(workload=digest, fleet=[repr(engine) for engine in fleet.engines], seed=seed)
 
 
-def _predictions(setting: Setting, predictor: str, rate: float | None) -> RequestPredictions:
-    return _predictions_at(setting, predictor, rate if learns(predictor) else None)
-
-
 @lru_cache(maxsize=8)
-def _predictions_at(setting: Setting, predictor: str, rate: float | None) -> RequestPredictions:
-    """Return the predictions; only those of a predictor that learns depend on the rate."""
+def _predictions(setting: Setting, predictor: str, rate: float | None) -> RequestPredictions:
     return as_predictions(setting.workload_at(rate), setting.fleet, predictor, seed=setting.seed)
