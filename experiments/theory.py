@@ -41,7 +41,6 @@ _SPREAD: Final = 1.0  # sigma of the log-normal: a squared coefficient of variat
 SIZES: Final[Mapping[str, Quantile]] = {
     "exponential": lambda beyond: -np.log(beyond),
     "log-normal": lambda beyond: np.exp(-_SPREAD * special.ndtri(beyond) - _SPREAD**2 / 2),
-    "deterministic": np.ones_like,
 }
 """Distributions of size with mean 1: the size that a share of jobs lies beyond. The log-normal's tail is heavy."""
 
@@ -86,15 +85,11 @@ class Queue:
     def sjf(self) -> float:
         """Shortest prediction first, without preemption: E[S] + E[rate E[S^2] / (2 (1 - rho_r)^2)]."""
         size, _, _ = self.jobs
-        if self.all_alike:
-            return self.fcfs()
         return self.mean(size) + self.mean(self.rate * self.mean(size**2) / (2 * (1 - self._load_up_to_each) ** 2))
 
     def preemptive_sjf(self) -> float:
         """Shortest prediction first, preemptive: E[rate E[S^2; R <= r] / (2 (1 - rho_r)^2) + S / (1 - rho_r)]."""
         size, _, _ = self.jobs
-        if self.all_alike:
-            return self.fcfs()
         load = self._load_up_to_each
         return self.mean(self.rate * self._up_to_each(size**2) / (2 * (1 - load) ** 2) + size / (1 - load))
 
@@ -104,8 +99,6 @@ class Queue:
         E[T(x)] = rate (E[S^2; S <= x] + x^2 P(S > x)) / (2 (1 - rho_x)^2) + integral from 0 to x of da / (1 - rho_a)
         """
         size, _, _ = self.jobs
-        if self.all_alike:
-            return self.fcfs()
         load = self._load_up_to_each
         beyond = 1 - self._up_to_each(np.ones_like(size))
         waited = self.rate * (self._up_to_each(size**2) + size**2 * beyond) / (2 * (1 - load) ** 2)
@@ -118,8 +111,6 @@ class Queue:
                      + integral from 0 to min(x, c r) of da / (1 - rho_(r - a)) + (x - c r)^+
         """
         size, predicted, weight = self.jobs
-        if self.all_alike:
-            return self.fcfs()
         load = self._load_up_to_each
         # The middle term has no running sum: it is worked out at some ranks, and taken as smooth between them.
         at = np.linspace(0, len(size) - 1, _RANKS).astype(int)
@@ -130,11 +121,6 @@ class Queue:
         open_for = np.minimum(size, c * predicted)
         slowed = resident - np.interp(predicted - open_for, predicted, resident, left=0.0)
         return self.mean(np.interp(predicted, rank, waited) + slowed + np.maximum(size - c * predicted, 0.0))
-
-    @property
-    def all_alike(self) -> bool:
-        """Whether all jobs are equal, so that every order is FCFS."""
-        return self.sizes == "deterministic" and self.predictions == "perfect"
 
     @cached_property
     def _load_up_to_each(self) -> Array:
@@ -267,7 +253,7 @@ class Jobs:
 
 
 def formulas(rate: float = 0.7) -> list[Formula]:
-    """Every formula, on light, heavy and no tails, with perfect predictions and with exponential ones."""
+    """Every formula, on light and heavy tails, with perfect predictions and with exponential ones."""
     fcfs, sjf, preemptive = make_policy("fcfs"), make_policy("sjf"), PreemptiveSjf()
     found = []
     for queue in (Queue(rate, sizes) for sizes in SIZES):
@@ -306,8 +292,7 @@ def _controls(formula: Formula) -> list[tuple[Policy, float]]:
     """Control variates of a preemptive policy, with their known means."""
     if not formula.policy.preempts:
         return []
-    controls = [(make_policy("fcfs"), formula.queue.fcfs()), (make_policy("sjf"), formula.queue.sjf())]
-    return controls[:1] if formula.queue.all_alike else controls
+    return [(make_policy("fcfs"), formula.queue.fcfs()), (make_policy("sjf"), formula.queue.sjf())]
 
 
 def _with_control_variates(means: Array, deviations: Array) -> tuple[float, float]:

@@ -7,28 +7,40 @@
 CASTILLO's prompts keep the network's own outputs as targets beside their lengths. A diverse prompt has the lengths of
 LLMs that CASTILLO mostly does not have: each answer is shown as the LLM itself, as an unknown one or as one of
 CASTILLO's, with the LLM's level (its mean residual in the source) added to the output, so that the network learns what
-the prompt says about the length and not which source it is from. `train` needs torch, transformers and SciPy.
+the prompt says about the length and not which source it is from. `train` needs torch, transformers and SciPy only.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
-import math
 import subprocess
 import sys
 import time
-import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gpu_train import bare_package, prepare_torch  # type: ignore[import-not-found]  # beside this script
-from numpy.typing import NDArray
+import torch
+from gpu_train import bare_package, parse_variant, prepare_torch, settings_tree  # type: ignore[import-not-found]
+from torch.nn import functional
 
-Array = NDArray[Any]
+if sys.argv[1:2] in (["train"], ["work"]):  # there, without the other dependencies of the package
+    bare_package()
+
+from lengthwise.training.encoder import losses
+from lengthwise.training.encoder.ensemble import scores_of
+from lengthwise.training.encoder.network import LengthNetwork, empty_backbone
+from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, TRAIN, UNLABELLED, Pack
+from lengthwise.training.encoder.trainer import Tensors, Trainer, TrainingTask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
 
 LIMITS = {
     "chat": 9999, "ifeval": 9999, "mt-bench": 3500, "writing": 1300, "essays": 2200, "gpteacher": 3000, "riddles": 9999,
@@ -44,20 +56,20 @@ OWN_LEVEL = {"gpteacher": 1.0, "chat": 0.6, "chinese": 0.7, "agent": 0.5, "essay
 """Share of a source's mean residual that is due to its LLMs, where CASTILLO's LLMs did not answer it."""
 INSTRUCTIONS = ("chat", "ifeval", "mt-bench")  # short English prompts of these count more
 ESSAYS_LLM = "gpt-3.5-turbo (2023)"
-HELD_OUT = 0.12
+KEPT_ASIDE = 0.12
+"""Share of the diverse prompts that are not trained on."""
 SETTINGS: dict[str, Any] = {
-    "lr": 1e-4, "head_lr": 3e-4, "decay": 0.85, "diverse": 0.5, "soft": 2.0, "rank": 0.3, "steps": 4000, "seed": 0,
-    "limit": 0,
+    "lr": 1e-4, "head_lr": 3e-4, "decay": 0.85, "soft": 2.0, "epochs": 8, "wd": 0.0, "ema": 0.995,
+    "optimiser.warmup": 0.015, "diverse": 0.5, "rank": 0.3, "seed": 0, "limit": 0,
 }  # fmt: skip
-BATCH = {"castillo": 14, "unlabelled": 4, "diverse": 18}
+"""Of a variant: those of `gpu_train.py`, the weights of the diverse prompts and of their order, and a trial's limit."""
+EPOCH = 496  # steps, a multiple of eight
+BATCH = (14, 4, 18)  # prompts of CASTILLO, unlabelled ones, diverse ones
 ANSWERS = 4  # of a diverse prompt in a batch
-EMA = 0.995
 
 
 def pack(arguments: argparse.Namespace) -> None:
     """Write castillo.npz, diverse.npz, base.npz, backbone.json and config.json."""
-    import torch
-
     from lengthwise.training.encoder.config import read_config
     from lengthwise.training.encoder.run import prepare
 
@@ -116,7 +128,7 @@ def diverse_arrays(prepared: Any) -> dict[str, Array]:  # noqa: ANN401
         "sizes": sizes,
         "source": source,
         "weight": weight,
-        "held_out": np.array([xxhash.xxh3_64_intdigest(prompt_key(t).encode(), 0) < HELD_OUT * 2**64 for t in texts]),
+        "held_out": np.array([xxhash.xxh3_64_intdigest(prompt_key(t).encode(), 0) < KEPT_ASIDE * 2**64 for t in texts]),
         "prompt": np.array([pair[0] for pair in pairs], np.int64),
         "llm": np.array([llms.index(pair[1]) for pair in pairs], np.int64),
         "lengths": np.array([(pair[2] + [0] * 5)[:5] for pair in pairs], np.int32),
@@ -128,154 +140,119 @@ def diverse_arrays(prepared: Any) -> dict[str, Array]:  # noqa: ANN401
 
 @dataclass(eq=False)
 class Mix:
-    """All prompts of one run on one device: CASTILLO's first, then the diverse ones."""
+    """All prompts of one run: CASTILLO's first, then the diverse ones, whose answers are in arrays."""
 
     folder: Path
-    settings: dict[str, Any]
-    device: str
+    limit: int
     answers: dict[str, Array] = field(init=False)
 
     def __post_init__(self) -> None:
-        import torch
-
-        from lengthwise.predictors.encoder import log_size
-        from lengthwise.training.encoder.pack import Pack
-
         self.castillo = Pack.read(self.folder / "castillo.npz")
         with np.load(self.folder / "diverse.npz") as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            self.answers = arrays = {name: archive[name] for name in archive.files}
         plain = json.loads(str(arrays.pop("plain")))
         self.sources, self.llms = plain["sources"], plain["llms"]
-        self.answers = arrays
         self.first_diverse, self.unknown = len(self.castillo), len(self.castillo.llms)
-        everything = self.castillo.extended(arrays["tokens"], arrays["offsets"], arrays["sizes"])
-        ids, self.counts = everything.padded()
-        self.ids = torch.as_tensor(ids, device=self.device)
-        self.count = torch.as_tensor(self.counts, device=self.device)
-        self.size = torch.as_tensor(log_size(everything.sizes), device=self.device)
-        self.lengths = torch.as_tensor(self.castillo.lengths.astype(np.float32), device=self.device)
-        self.censored = torch.as_tensor(self.castillo.censored, device=self.device)
-        rows = np.concatenate([self.castillo.features, arrays["features"]])  # CASTILLO's, the unknown LLM, diverse ones
-        self.features = torch.as_tensor(rows, device=self.device)
+        self.everything = self.castillo.extended(arrays["tokens"], arrays["offsets"], arrays["sizes"])
+        # CASTILLO's LLMs, the unknown one, then those of the diverse prompts.
+        self.features = np.concatenate([self.castillo.features, arrays["features"]])
         self.own_row = arrays["row"][arrays["llm"]]
         prompts = np.arange(len(arrays["sizes"]))
         self.first = np.searchsorted(arrays["prompt"], prompts)
         self.many = np.searchsorted(arrays["prompt"], prompts, side="right") - self.first
         learned = ~arrays["held_out"]
-        if self.settings["limit"]:  # a trial without a GPU
-            learned &= self.counts[self.first_diverse :] < 20
+        if self.limit:  # a trial without a GPU
+            learned &= np.diff(arrays["offsets"]) < 20
         self.learned = np.flatnonzero(learned)
 
-    def inputs(self, prompts: Array) -> tuple[Any, Any, Any]:
-        """Return token ids, mask and log sizes, padded to a multiple of 32."""
-        import torch
-
-        at = torch.as_tensor(prompts, device=self.device)
-        width = min(-(-int(self.counts[prompts].max()) // 32) * 32, self.ids.shape[1])
-        return (
-            self.ids[at, :width],
-            torch.arange(width, device=self.device) < self.count[at].unsqueeze(1),
-            self.size[at],
-        )
-
-    def part(self, number: int) -> Array:
-        """Return CASTILLO's prompts of a part of the pack."""
-        found = np.flatnonzero(self.castillo.part == number)
-        limit = self.settings["limit"]
-        return found[np.argsort(self.counts[found], kind="stable")[:limit]] if limit else found
+    def part(self, *numbers: int) -> Array:
+        """Return CASTILLO's prompts of some parts of the pack."""
+        size = np.diff(self.castillo.offsets)
+        found = [np.flatnonzero(self.castillo.part == number) for number in numbers]
+        return np.concatenate([at[np.argsort(size[at], kind="stable")[: self.limit or None]] for at in found])
 
 
-def encoded(mix: Mix, network: Any, prompts: Array) -> Any:  # noqa: ANN401
-    """Return the vectors (all prompts, width) of these prompts, zero for all others."""
-    import torch
+class MixTensors(Tensors):
+    """Batches of all three kinds of prompts, without end; those of eight batches are sorted by length."""
 
-    network.eval()
-    found = None
-    order = prompts[np.argsort(mix.counts[prompts], kind="stable")]
-    with torch.no_grad(), autocast(mix.device):
-        for start in range(0, len(order), 128):
-            at = order[start : start + 128]
-            vectors = network.encode(*mix.inputs(at)).half()
-            if found is None:
-                found = torch.zeros(len(mix.counts), vectors.shape[1], device=mix.device, dtype=torch.float16)
-            found[torch.as_tensor(at, device=mix.device)] = vectors
-    return found
+    def __init__(self, mix: Mix, device: str) -> None:
+        super().__init__(mix.everything, device)
+        self._mix = mix
 
-
-def autocast(device: str) -> Any:  # noqa: ANN401
-    """Return the context of mixed precision; a CPU computes in float32."""
-    import torch
-
-    return torch.autocast(device, torch.bfloat16, enabled=device != "cpu")
-
-
-def castillo_outputs(network: Any, vectors: Any, prompts: Array) -> Any:  # noqa: ANN401
-    """Return outputs (prompts, LLMs + 1, 4) as a tensor."""
-    import torch
-
-    at = torch.as_tensor(prompts, device=vectors.device)
-    with torch.no_grad():
-        return torch.cat([network.all_llms(vectors[some].float())[0].float() for some in at.split(1024)])
-
-
-def answer_outputs(mix: Mix, network: Any, vectors: Any, answers: Array) -> Array:  # noqa: ANN401
-    """Return outputs (answers, 4) as served: the LLM's row, or the unknown one with the features of the name."""
-    import torch
-
-    own = mix.own_row[answers]
-    row = np.where(own >= 0, own, mix.unknown)
-    features = np.where(own >= 0, own, mix.unknown + 1 + mix.answers["llm"][answers])
-    found = []
-    for some in np.array_split(np.arange(len(answers)), max(1, len(answers) // 8192)):
-        at = torch.as_tensor(mix.first_diverse + mix.answers["prompt"][answers[some]], device=mix.device)
-        identity = torch.as_tensor(row[some], device=mix.device), mix.features[torch.as_tensor(features[some])]
-        with torch.no_grad():
-            found.append(network.head(vectors[at].float(), network.identity(*identity)).float().cpu().numpy())
-    return np.concatenate(found)
-
-
-def evaluate(mix: Mix, network: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Score CASTILLO's held-out and test prompts."""
-    from lengthwise.training.encoder.ensemble import scores_of
-    from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST
-
-    prompts = np.concatenate([mix.part(number) for number in (HELD_OUT, TEST, ELSEWHERE)])
-    outputs = np.full((len(mix.castillo), mix.unknown + 1, 4), np.nan, np.float32)
-    outputs[prompts] = castillo_outputs(network, encoded(mix, network, prompts), prompts).cpu().numpy()
-    return scores_of(outputs, mix.castillo)
-
-
-class Continued:
-    """One continued training: the network as its own teacher, levels of diverse LLMs, and the loss of a batch."""
-
-    def __init__(self, mix: Mix, network: Any) -> None:  # noqa: ANN401
-        import torch
-
-        from lengthwise.training.encoder import losses
-        from lengthwise.training.encoder.pack import TRAIN, UNLABELLED
-
-        self.mix, self.network, self.settings = mix, network, mix.settings
-        self.rng = np.random.default_rng(mix.settings["seed"])
-        self.castillo, self.unlabelled = mix.part(TRAIN), mix.part(UNLABELLED)
+    def shuffled(
+        self, prompts: Array, size: int, rng: np.random.Generator, together: int = 8
+    ) -> Iterator[NDArray[np.int64]]:
+        """Yield the batches of an epoch: CASTILLO's prompts, unlabelled ones, diverse ones by weight."""
+        mix, count = self._mix, EPOCH // together
         weight = mix.answers["weight"][mix.learned]
-        self.chance = weight / weight.sum()
-        prompts = np.concatenate([self.castillo, self.unlabelled, mix.first_diverse + mix.learned])
-        vectors = encoded(mix, network, prompts)
-        self.soft = torch.full((len(mix.counts), mix.unknown + 1, 4), float("nan"), device=mix.device)
-        self.soft[torch.as_tensor(prompts, device=mix.device)] = castillo_outputs(network, vectors, prompts)
-        self.soft[..., 1] = losses.log_sigma(self.soft[..., 1])
-        self._set_levels(vectors)
-        config = json.loads((mix.folder / "config.json").read_text())
-        self.config = json.loads(json.dumps(config), object_hook=lambda tree: types.SimpleNamespace(**tree))
+        diverse = mix.first_diverse + rng.choice(mix.learned, EPOCH * BATCH[2], p=weight / weight.sum())
+        drawn = [
+            np.resize(rng.permutation(mix.part(kind)), EPOCH * n)
+            for kind, n in zip((TRAIN, UNLABELLED), BATCH, strict=False)
+        ]
+        for number in range(count):
+            parts = [each.reshape(count, -1)[number] for each in (*drawn, diverse)]
+            sorted_ = [each[np.argsort(self.counts[each], kind="stable")].reshape(together, -1) for each in parts]
+            yield from (np.concatenate([each[at] for each in sorted_]) for at in rng.permutation(together))
 
-    def _set_levels(self, vectors: Any) -> None:  # noqa: ANN401
+
+class Continued(Trainer):
+    """A continued training: the network as its own teacher, levels of diverse LLMs, and the loss of a batch."""
+
+    def __init__(
+        self,
+        mix: Mix,
+        network: LengthNetwork,
+        config: Any,  # noqa: ANN401  (as TrainingConfig, read without pydantic)
+        settings: dict[str, Any],
+        deadline: float,
+    ) -> None:
+        prompts = np.concatenate([mix.part(TRAIN, UNLABELLED), mix.first_diverse + mix.learned])
+        task = TrainingTask(mix.everything, prompts, mix.part(HELD_OUT), unscored=("SmolLM2",))
+        super().__init__(network, task, config, settings["seed"], prepare_torch(settings["seed"]), deadline=deadline)
+        self.mix, self.settings, self.steps_per_epoch = mix, settings, EPOCH
+        self.tensors = MixTensors(mix, self.device)
+        self.rng = np.random.default_rng(settings["seed"])
+        self.features = torch.as_tensor(mix.features, device=self.device)
+        self.soft = torch.as_tensor(self.predict(prompts)[0], device=self.device)
+        self.soft[..., 1] = losses.log_sigma(self.soft[..., 1])
+        self._set_levels()
+
+    def scores(self) -> dict[str, Any]:
+        """Score CASTILLO's held-out and test prompts."""
+        outputs, _ = self.predict(self.mix.part(HELD_OUT, TEST, ELSEWHERE))
+        return scores_of(outputs[: self.mix.first_diverse], self.mix.castillo)
+
+    def _medians(self, answers: Array) -> Array:
+        """Return mu of answers as served: the LLM's row, or the unknown one with the features of the name."""
+        mix, prompt = self.mix, self.mix.answers["prompt"][answers]
+        own = mix.own_row[answers]
+        row = np.where(own >= 0, own, mix.unknown)
+        features = np.where(own >= 0, own, mix.unknown + 1 + mix.answers["llm"][answers])
+        found = np.empty(len(answers))
+        self.network.eval()
+        for prompts in self.tensors.in_order(mix.first_diverse + np.unique(prompt), 128):
+            here = np.flatnonzero(np.isin(mix.first_diverse + prompt, prompts))
+            batch = self.tensors.batch(prompts)
+            with torch.no_grad(), self._autocast():
+                vectors = self.network.encode(batch.ids, batch.mask, batch.log_size)
+                order = np.argsort(prompts)
+                at = order[np.searchsorted(prompts[order], mix.first_diverse + prompt[here])]
+                identity = self.network.identity(self._tensor(row[here]), self.features[self._tensor(features[here])])
+                found[here] = self.network.head(vectors[self._tensor(at)], identity)[:, 0].float().cpu().numpy()
+        return found
+
+    def _tensor(self, values: Array) -> Any:  # noqa: ANN401
+        return torch.as_tensor(values, device=self.device)
+
+    def _set_levels(self) -> None:
         """Set the level of each answer (its LLM's mean residual in its source, less what the source keeps), and means.
 
         Where CASTILLO's LLMs answered a source, their residual is the one that the network is to learn.
         """
         mix = self.mix
         used = np.flatnonzero(np.isin(mix.answers["prompt"], mix.learned))
-        predicted = answer_outputs(mix, self.network, vectors, used)[:, 0].astype(np.float64)
+        predicted = self._medians(used)
         teacher = self.soft[mix.first_diverse :, :, 0].cpu().numpy()
         lengths = mix.answers["lengths"][used]
         residual = np.log(lengths.sum(1) / (lengths > 0).sum(1)) - predicted
@@ -299,56 +276,32 @@ class Continued:
                 unlike = predicted[at].mean() - teacher[prompt[at]].mean()
                 self.llm_mean[number, each] = unlike + self.row_mean[number].mean()
 
-    def batches(self) -> Any:  # noqa: ANN401
-        """Yield batches without end; eight at a time are sorted by length."""
-        streams = [self._stream(self.castillo), self._stream(self.unlabelled)]
-        mix = self.mix
-        while True:
-            sizes = BATCH["castillo"], BATCH["unlabelled"]
-            drawn = [np.array([next(s) for _ in range(8 * n)]) for s, n in zip(streams, sizes, strict=True)]
-            drawn.append(mix.first_diverse + self.rng.choice(mix.learned, 8 * BATCH["diverse"], p=self.chance))
-            by_length = [each[np.argsort(mix.counts[each], kind="stable")].reshape(8, -1) for each in drawn]
-            for number in self.rng.permutation(8):
-                yield [each[number] for each in by_length]
-
-    def _stream(self, prompts: Array) -> Any:  # noqa: ANN401
-        while True:
-            yield from self.rng.permutation(prompts)
-
-    def loss(self, castillo: Array, unlabelled: Array, diverse: Array) -> Any:  # noqa: ANN401
+    def _loss(self, prompts: NDArray[np.int64]) -> Any:  # noqa: ANN401
         """Return the loss: lengths and own outputs on CASTILLO, lengths on diverse prompts."""
-        import torch
-
-        from lengthwise.training.encoder import losses
-
-        mix, settings = self.mix, self.settings
-        vectors = self.network.encode(*mix.inputs(np.concatenate([castillo, unlabelled, diverse])))
-        mine = len(castillo) + len(unlabelled)
-        outputs, hidden = self.network.all_llms(vectors[:mine], 0.1)
-        at = torch.as_tensor(castillo, device=mix.device)
-        targets = losses.make_targets(mix.lengths[at], mix.censored[at])
-        each = losses.label_loss(outputs[: len(castillo), :-1], targets, self.config, None)
+        for key, parameter in self.network.named_parameters():  # word vectors stay: most are rarely seen
+            if "_embeddings." in key or "pooler" in key:
+                parameter.requires_grad_(False)
+        batch, mine = self.tensors.batch(prompts), BATCH[0] + BATCH[1]
+        vectors = self.network.encode(batch.ids, batch.mask, batch.log_size)
+        outputs, hidden = self.network.all_llms(vectors[:mine], self.config.identity.drop)
+        targets = self.tensors.batch(prompts[:mine]).targets
+        each = losses.label_loss(outputs[:, :-1], targets, self.config, None)
         total = (each * targets.weight).sum() / targets.weight.sum().clamp(min=1.0)
-        both = torch.as_tensor(np.concatenate([castillo, unlabelled]), device=mix.device)
-        distance, known = losses.soft_loss(outputs, self.soft[both])
+        distance, known = losses.soft_loss(outputs, self.soft[self._tensor(prompts[:mine])])
         known = known & ~hidden
-        total = total + settings["soft"] * (distance * known).sum() / known.sum().clamp(min=1)
-        return total + settings["diverse"] * self._diverse_loss(vectors[mine:], diverse - mix.first_diverse)
+        total = total + self.config.loss.soft * (distance * known).sum() / known.sum().clamp(min=1)
+        diverse = self._diverse_loss(vectors[mine:], prompts[mine:] - self.mix.first_diverse)
+        return total + self.settings["diverse"] * diverse
 
     def _diverse_loss(self, vectors: Any, prompts: Array) -> Any:  # noqa: ANN401
-        import torch
-
-        from lengthwise.training.encoder import losses
-
         mix = self.mix
         answers, row, features, level = self._shown(prompts)
-        tensor = {name: torch.as_tensor(value, device=mix.device) for name, value in
-                  {"row": row, "features": features, "level": level, "prompt": mix.first_diverse + prompts,
-                   "lengths": mix.answers["lengths"][answers].astype(np.float32),
-                   "capped": mix.answers["capped"][answers]}.items()}  # fmt: skip
-        identity = self.network.identity(tensor["row"], mix.features[tensor["features"]])
+        values = {"row": row, "features": features, "level": level, "prompt": mix.first_diverse + prompts}
+        values |= {"lengths": mix.answers["lengths"][answers].astype(np.float32)}
+        tensor = {name: self._tensor(each) for name, each in values.items()}
+        identity = self.network.identity(tensor["row"], self.features[tensor["features"]])
         outputs = self.network.head(vectors.unsqueeze(1), identity).float()
-        targets = losses.make_targets(tensor["lengths"], tensor["capped"])
+        targets = losses.make_targets(tensor["lengths"], self._tensor(mix.answers["capped"][answers]))
         mu, log_mean = outputs[..., 0] + tensor["level"], outputs[..., 2] + tensor["level"]
         loss = losses.negative_log_likelihood(mu, losses.log_sigma(outputs[..., 1]), targets)
         far = (torch.exp(log_mean.clamp(max=8.5)) - targets.mean).abs() / 300.0
@@ -360,13 +313,10 @@ class Continued:
 
     def _order_loss(self, mu: Any, targets: Any, tensor: dict[str, Any], prompts: Array) -> Any:  # noqa: ANN401
         """Logistic loss on the order of answers to two prompts of one source, levels removed."""
-        import torch
-        from torch.nn import functional
-
         flat, true = mu.flatten(), (targets.log_mean - tensor["level"]).flatten()
         apart = true.unsqueeze(0) - true.unsqueeze(1)
-        ids = torch.as_tensor(np.repeat(prompts, ANSWERS), device=mu.device)
-        source = torch.as_tensor(np.repeat(self.mix.answers["source"][prompts], ANSWERS), device=mu.device)
+        ids = self._tensor(np.repeat(prompts, ANSWERS))
+        source = self._tensor(np.repeat(self.mix.answers["source"][prompts], ANSWERS))
         whole = targets.whole.flatten()
         known = (source.unsqueeze(0) == source.unsqueeze(1)) & (ids.unsqueeze(0) != ids.unsqueeze(1))
         known &= (apart.abs() > 0.3) & whole.unsqueeze(0) & whole.unsqueeze(1)
@@ -392,32 +342,18 @@ class Continued:
 
 def work(arguments: argparse.Namespace) -> None:
     """Train one variant in this process."""
-    bare_package()
-    import torch
-
-    from lengthwise.training.encoder.network import LengthNetwork
-
-    name, _, rest = arguments.variant[0].partition(":")
-    settings = dict(SETTINGS)
-    for key, value in (item.split("=", 1) for item in rest.split(",") if item):
-        if key not in SETTINGS:
-            raise SystemExit(f"{name}: '{key}' is not a setting; known: {', '.join(SETTINGS)}")
-        settings[key] = json.loads(value)
-    device = prepare_torch(settings["seed"])
-    mix = Mix(arguments.folder, settings, device)
-    config = json.loads((arguments.folder / "config.json").read_text())
-    tree = json.loads(json.dumps(config), object_hook=lambda node: types.SimpleNamespace(**node))
-    network = LengthNetwork(load_empty(arguments.folder), tree, mix.castillo.features)
+    name, given = parse_variant(arguments.variant[0], SETTINGS)
+    settings = {**SETTINGS, **given}
+    mix = Mix(arguments.folder, settings["limit"])
+    config = settings_tree(arguments.folder, settings, own=("diverse", "rank", "limit"))
+    backbone = empty_backbone(json.loads((arguments.folder / "backbone.json").read_text()))
+    network = LengthNetwork(backbone, config, mix.castillo.features)
     base = base_weights(arguments.folder, network)
     network.load_state_dict(base)
-    network.to(device)
-    for key, parameter in network.named_parameters():  # word vectors stay: most are rarely seen
-        parameter.requires_grad_("_embeddings." not in key and "pooler" not in key)
-    network.backbone.set_dropout(tree.regularisation.dropout)
-    result = {"name": name, "settings": settings, "start": evaluate(mix, network)}
-    average = run_steps(Continued(mix, network), arguments.until, lambda row: print(name, json.dumps(row), flush=True))  # noqa: T201
-    result["end"] = evaluate(mix, average)
-    changed = {key: value.cpu() - base[key] for key, value in average.state_dict().items()}
+    task = Continued(mix, network, config, settings, time.monotonic() + arguments.until - time.time())
+    task.progress = lambda row: print(name, json.dumps(row), flush=True)  # noqa: T201
+    result = {"name": name, "settings": settings, "start": task.scores(), "curves": task.run(), "end": task.scores()}
+    changed = {key: value.cpu() - base[key] for key, value in network.state_dict().items()}
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.save(
         {key: value.half() for key, value in changed.items() if value.abs().sum() > 0}, arguments.out / f"{name}.pt"
@@ -425,59 +361,8 @@ def work(arguments: argparse.Namespace) -> None:
     (arguments.out / f"{name}.json").write_text(json.dumps(result))
 
 
-def run_steps(task: Continued, until: float, progress: Any) -> Any:  # noqa: ANN401
-    """Train for the steps of the settings or until the time is over; return the running mean of the weights."""
-    import torch
-
-    network, settings = task.network, task.settings
-    layers = network.backbone.groups()
-    groups = [
-        {
-            "params": [p for p in layer if p.requires_grad],
-            "lr": settings["lr"] * settings["decay"] ** (len(layers) - 1 - depth),
-        }
-        for depth, layer in enumerate(layers)
-    ]
-    groups.append({"params": [*network.identity.parameters(), *network.head.parameters()], "lr": settings["head_lr"]})
-    rates = [group["lr"] for group in groups]
-    optimiser = torch.optim.AdamW(groups, weight_decay=0.0, fused=task.mix.device != "cpu")
-    average = copy.deepcopy(network)
-    learned = [p for p in network.parameters() if p.requires_grad]
-    means = [q for p, q in zip(network.parameters(), average.parameters(), strict=True) if p.requires_grad]
-    began = time.time()
-    for step, prompts in enumerate(task.batches()):
-        done = max(step / settings["steps"], (time.time() - began) / max(until - began, 1e-9))
-        if done >= 1.0:
-            break
-        share = min(1.0, (step + 1) / 60) * 0.5 * (1 + math.cos(math.pi * done))
-        for group, rate in zip(optimiser.param_groups, rates, strict=True):
-            group["lr"] = rate * share
-        network.train()
-        with autocast(task.mix.device):
-            loss = task.loss(*prompts)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(learned, 1.0)
-        optimiser.step()
-        decay = min(EMA, (step + 1) / (step + 11))
-        with torch.no_grad():
-            torch._foreach_lerp_(means, learned, 1.0 - decay)
-        if step % 500 == 0:
-            progress({"step": step, "loss": round(float(loss.detach()), 3), "seconds": round(time.time() - began, 1)})
-    return average
-
-
-def load_empty(folder: Path) -> Any:  # noqa: ANN401
-    """Return the encoder with random weights."""
-    from lengthwise.training.encoder.network import empty_backbone
-
-    return empty_backbone(json.loads((folder / "backbone.json").read_text()))
-
-
 def base_weights(folder: Path, network: Any) -> dict[str, Any]:  # noqa: ANN401
     """Return the weights that training starts from; what the file does not have (an unused pooler) is the network's."""
-    import torch
-
     with np.load(folder / "base.npz") as archive:
         stored = {name: torch.as_tensor(archive[name].astype(np.float32)) for name in archive.files}
     return {key: stored.get(key, value) for key, value in network.state_dict().items()}
@@ -496,8 +381,6 @@ def train(arguments: argparse.Namespace) -> None:
 
 def join(arguments: argparse.Namespace) -> None:
     """Write the weights that training started from plus a share of the variants' mean change."""
-    import torch
-
     from lengthwise.training.encoder.config import read_config
     from lengthwise.training.encoder.run import prepare
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,8 @@ def load_packed_backbone(folder: Path) -> Any:  # noqa: ANN401
     return encoder
 
 
-def parse_variant(text: str) -> tuple[str, dict[str, Any]]:
-    """Read name:key=value,key=value."""
+def parse_variant(text: str, known: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
+    """Read name:key=value,key=value; `known` has further keys."""
     name, _, rest = text.partition(":")
     pairs = dict(item.split("=", 1) for item in rest.split(",") if item)
     settings = {}
@@ -102,16 +103,16 @@ def parse_variant(text: str) -> tuple[str, dict[str, Any]]:
             settings[key] = [int(n) for n in value.split("-")] if key == "layers" else json.loads(value)
         except json.JSONDecodeError:
             settings[key] = value
-        if key not in SHORT and key not in JOB_KEYS and "." not in key:
-            raise SystemExit(f"{name}: '{key}' is not a setting; known: {', '.join([*SHORT, *JOB_KEYS])}")
+        if key not in (settable := [*SHORT, *JOB_KEYS, *known]) and "." not in key:
+            raise SystemExit(f"{name}: '{key}' is not a setting; known: {', '.join(settable)}")
     return name, settings
 
 
-def configured(folder: Path, settings: dict[str, Any]) -> Any:  # noqa: ANN401
+def settings_tree(folder: Path, settings: dict[str, Any], own: Iterable[str] = ()) -> Any:  # noqa: ANN401
     """Return the settings of the pack with changes, as an object with the attributes of TrainingConfig."""
     tree = json.loads((folder / "config.json").read_text())
     for key, value in settings.items():
-        if key in JOB_KEYS:
+        if key in JOB_KEYS or key in own:
             continue
         *way, last = SHORT.get(key, key).split(".")
         place = tree
@@ -137,7 +138,7 @@ def work(arguments: argparse.Namespace) -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     name, settings = parse_variant(arguments.variant[0])
     folder = arguments.folder
-    config = configured(folder, settings)
+    config = settings_tree(folder, settings)
     data = Pack.read(folder / "pack.npz")
     if "without" in settings:
         data = data.without(settings["without"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from experiments.theory import (
@@ -25,9 +28,8 @@ from tests.experiments.samples import check_output
 
 def covered_elsewhere(formula: Formula) -> bool:
     """Return whether the order equals that of another formula, as the next two tests check."""
-    same = formula.queue.all_alike and formula.policy.name != "fcfs"
     srpt = formula.name.startswith("limited SRPT, c = 1 ") and formula.queue.predictions == "perfect"
-    return same or formula.name.startswith("limited SRPT, c = 0 ") or srpt
+    return formula.name.startswith("limited SRPT, c = 0 ") or srpt
 
 
 def grid(formula: Formula) -> TheoryGrid:
@@ -48,7 +50,8 @@ def test_the_simulated_mean_is_the_formulas_within_one_percent(formula: Formula)
 
 @pytest.mark.parametrize("policy", [PreemptiveSjf(), CertainSrpt(c=1.0), CertainSrpt(c=0.5), make_policy("sjf")])
 def test_equal_jobs_are_served_in_order_of_arrival_by_every_policy(policy: PreemptiveSjf) -> None:
-    jobs = Jobs.draw(Queue(0.7, "deterministic"), 500, seed=3)
+    jobs = Jobs.draw(Queue(0.7, "exponential"), 500, seed=3)
+    jobs = replace(jobs, size=np.ones(500), predicted=np.ones(500))
     assert serve(jobs, policy).tolist() == serve(jobs, make_policy("fcfs")).tolist()
 
 
@@ -65,9 +68,8 @@ def test_trails_formula_gives_the_published_figures() -> None:
     assert figures == pytest.approx([2.3122, 1.9397, 1.8794, 1.8746], abs=2e-4)
 
 
-def test_exponential_and_deterministic_servers_have_the_textbook_mean() -> None:
+def test_an_exponential_server_has_the_textbook_mean() -> None:
     assert Queue(0.7, "exponential").fcfs() == pytest.approx(1 / 0.3, rel=1e-6)  # M/M/1
-    assert Queue(0.7, "deterministic").fcfs() == pytest.approx(1 + 0.7 / 0.6, rel=1e-9)  # M/D/1
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -96,7 +98,7 @@ def test_control_variates_narrow_the_interval() -> None:
 
 
 def test_a_result_is_a_row_of_the_table() -> None:
-    queue = Queue(0.7, "deterministic")
+    queue = Queue(0.7, "exponential")
     found = examine(Formula("FCFS", make_policy("fcfs"), queue, queue.fcfs()), TheoryGrid(runs=5, jobs=500))
     assert [row[0] for row in tables([found])[0].rows] == ["FCFS"]
     check_output(STUDY.output([found]))
