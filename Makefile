@@ -75,7 +75,7 @@ format: $(DEV) ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix .
 
 bench: $(DEV) ## print the speed and accuracy figures
-	for name in predictors workloads policies routing simulator gateway; do \
+	for name in predictors policies routing simulator gateway; do \
 	  $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 evidence: $(ENGINE) $(DEV) ## measure policies on the embedded engine (an hour; resumes): docs/studies/evidence.md

@@ -4,8 +4,7 @@ A predictor trained without the LLM is adapted on lengths of prompts that no tra
 owner would collect them, and evaluated on official test prompts of six corpora. Beside it: the predictor trained with
 all the LLM's lengths.
 
-Without further settings the recipe of `fast` is trained here, with and without each LLM, on lengths only. Model files
-come from `data: {without: [gemma-3-4b]}` in a config of `lengthwise train` (DIR/without-gemma-3-4b.lw).
+The recipe of `fast` is trained here, with and without each LLM, on lengths only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from experiments.study import Run, Study
 from lengthwise.errors import InputError
-from lengthwise.predictors import LogTPredictions, load_predictor, scores
+from lengthwise.predictors import LogTPredictions, scores
 from lengthwise.predictors.adapt import predict_known_llms
 from lengthwise.predictors.baselines import CAP, clean_moments
 from lengthwise.predictors.contract import PredictionInput, as_logt
@@ -46,10 +45,8 @@ LLMS: Final = ("Llama-3.1-8B", "gemma-3-4b", "Qwen2.5-14B", "Mixtral-8x7B")
 CORPORA: Final = ("Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp", "ShareGPT")
 LENGTHS: Final = (20, 100, 500)
 DRAWS: Final = 10
-HELD_OUT_SHARE: Final = 0.1
-"""Share of the prompts that no training of a model file uses: by hash, the same in every training (`data.held_out`)."""
-TRAINED_HELD_OUT_SHARE: Final = 0.35
-"""The same for the trainings of this study: enough prompts to draw 500 from."""
+HELD_OUT_SHARE: Final = 0.35
+"""Share of the prompts that no training uses, by hash: enough to draw 500 from."""
 SPLIT_SEED: Final = 0
 TARGET_TAU: Final = 0.03
 """Largest accepted difference of tau between known and adapted LLM."""
@@ -71,16 +68,10 @@ class Prompts:
     """Used for evaluation; the others are the pool."""
 
     @classmethod
-    def of(
-        cls,
-        samples: LengthSamples,
-        llm: str,
-        pool: Sequence[str] = ("validate",),
-        held_out: float = HELD_OUT_SHARE,
-    ) -> Prompts:
-        """The pool is the held-out prompts of these splits; validate has the test's mix of corpora, train has not."""
+    def of(cls, samples: LengthSamples, llm: str) -> Prompts:
+        """The pool is the held-out prompts of validate, which has the test's mix of corpora; train has not."""
         rows = samples.where(llm=llm, corpus=CORPORA)
-        held = _split(rows, held_out)["held"]
+        held = _split(rows)["held"]
         unseen = set(zip(held.table["corpus"].to_pylist(), held.table["prompt_id"].to_pylist(), strict=True))
         columns = (rows.table[name].to_pylist() for name in ("corpus", "prompt_id", "split", "prompt"))
         corpora, ids, splits, texts = columns
@@ -91,7 +82,7 @@ class Prompts:
             i
             for i, split in enumerate(splits)
             if clean[i].any()
-            and (split == "test" or (split in pool and keys[i] in unseen and texts[i] not in test_texts))
+            and (split == "test" or (split == "validate" and keys[i] in unseen and texts[i] not in test_texts))
         ]
         return cls(
             llm=rows.llms[0],
@@ -103,8 +94,8 @@ class Prompts:
         )
 
 
-def _split(rows: LengthSamples, held_out: float) -> Mapping[str, LengthSamples]:
-    return rows.split_by_prompt({"held": held_out, "rest": 1.0 - held_out}, SPLIT_SEED)
+def _split(rows: LengthSamples) -> Mapping[str, LengthSamples]:
+    return rows.split_by_prompt({"held": HELD_OUT_SHARE, "rest": 1.0 - HELD_OUT_SHARE}, SPLIT_SEED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,12 +201,8 @@ def _score(predictions: LogTPredictions, prompts: Prompts) -> Scores:
 
 @dataclass(frozen=True)
 class LeftOutGrid:
-    """The predictors trained without an LLM, and the draws of its lengths."""
+    """The recipe that is trained without an LLM, and the draws of its lengths."""
 
-    models: Path | None = None
-    """Folder of model files without-NAME.lw."""
-    known: str = "default"
-    """The predictor trained with all LLMs, for those of `models`."""
     networks: int = 4
     epochs: int = 10
     vectors: Path | None = None
@@ -223,13 +210,6 @@ class LeftOutGrid:
     llms: tuple[str, ...] = LLMS
     lengths: tuple[int, ...] = LENGTHS
     draws: int = DRAWS
-    pool: tuple[str, ...] = ("validate",)
-    """Splits whose held-out prompts are drawn from."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether the predictors are trained here."""
-        return self.models is None
 
 
 @dataclass(frozen=True)
@@ -244,12 +224,8 @@ def measure(run: Run, grid: LeftOutGrid) -> LeftOutResult:
     """Adapt and score every LLM."""
     samples = run.castillo()
     wanted = [resolve_llm(name, samples.llms) for name in grid.llms]
-    held_out = TRAINED_HELD_OUT_SHARE if grid.trains else HELD_OUT_SHARE
-    prompts = {llm: Prompts.of(samples, llm, grid.pool, held_out) for llm in wanted}
-    if grid.trains:
-        predicted, known = _train(run, grid, prompts)
-    else:
-        predicted, known = _read(grid, prompts), load_predictor(grid.known)
+    prompts = {llm: Prompts.of(samples, llm) for llm in wanted}
+    predicted, known = _train(run, grid, prompts)
     rows: list[LeftOut] = []
     for number, (llm, each) in enumerate(predicted.items()):
         run.report(llm, 0.8 + 0.2 * number / len(predicted))
@@ -262,7 +238,7 @@ def _train(
     run: Run, grid: LeftOutGrid, prompts: Mapping[str, Prompts]
 ) -> tuple[dict[str, KnownPredictions], LoadedPredictor]:
     """Train the recipe of `fast` with all LLMs and without each; no training sees the prompts that are drawn from."""
-    rows = _split(load_samples(DataConfig(smollm2=True)).where(corpus=CORPORA), TRAINED_HELD_OUT_SHARE)["rest"]
+    rows = _split(load_samples(DataConfig(smollm2=True)).where(corpus=CORPORA))["rest"]
     table = PairTable.of(rows)
     table = table.take(table.trainable())
     vocabulary = Vocabulary.stored(grid.vectors, table.texts)
@@ -282,16 +258,6 @@ def _without(table: PairTable, llm: str) -> PairTable:
     keep = table.llm != table.llms.index(llm)
     pairs = {name: getattr(table, name)[keep] for name in ("prompt", "llm", "lengths", "censored")}
     return replace(table, **pairs)
-
-
-def _read(grid: LeftOutGrid, prompts: Mapping[str, Prompts]) -> dict[str, KnownPredictions]:
-    found = {}
-    for path in sorted((grid.models or Path()).glob("without-*.lw")):
-        llm = resolve_llm(path.stem.removeprefix("without-"), tuple(prompts))
-        found[llm] = KnownPredictions.by(load_predictor(path), prompts[llm])
-    if not found:
-        raise InputError("no model files without-NAME.lw", source=grid.models)
-    return found
 
 
 def tables(found: LeftOutResult) -> list[Table]:
@@ -326,12 +292,11 @@ def tables(found: LeftOutResult) -> list[Table]:
     ]
     trained = f"the recipe of fast, {grid.networks} networks, {grid.epochs} epochs, lengths only"
     notes = [
-        f"known: {trained if grid.trains else grid.known}; mean of {grid.draws} draws",
-        f"one length of each held-out prompt drawn from {', '.join(grid.pool)}",
+        f"known: {trained}; mean of {grid.draws} draws",
+        "one length of each held-out prompt drawn from validate",
         f"met: tau at most {TARGET_TAU} below the known one, coverage at most {TARGET_COVERAGE} further from 90 %",
     ]
-    source = "fast" if grid.trains else str(grid.models)
-    return [Table(f"Left out of training, then adapted: {source}", columns, rows, notes)]
+    return [Table("Left out of training, then adapted: fast", columns, rows, notes)]
 
 
 def lacks_minilm() -> str | None:
@@ -343,13 +308,11 @@ def lacks_minilm() -> str | None:
     return None
 
 
-def _needs(grid: LeftOutGrid) -> str | None:
+def _needs(_: LeftOutGrid) -> str | None:
     home = data_home()
-    if grid.trains and (home is None or not (home / "castillo").is_dir()):
-        return (
-            "needs LENGTHWISE_DATA with castillo/ and smollm2/, or predictors trained without an LLM: --set models=DIR"
-        )
-    return lacks_minilm() if grid.trains else None
+    if home is None or not (home / "castillo").is_dir():
+        return "needs LENGTHWISE_DATA with castillo/ and smollm2/"
+    return lacks_minilm()
 
 
 def answer(found: LeftOutResult) -> str:
@@ -368,7 +331,7 @@ STUDY: Study[LeftOutGrid, LeftOutResult] = Study(
     name="left_out",
     title="LLMs left out of training, then adapted",
     question="How well is an LLM predicted that training left out, after adapting on 20 to 500 lengths?",
-    source="CASTILLO, predictors trained without an LLM",
+    source="CASTILLO, SmolLM2's lengths",
     grid=LeftOutGrid(),
     quick=LeftOutGrid(llms=("gemma-3-4b",), lengths=(100,), draws=3, networks=1, epochs=2),
     minutes=(40, 3),

@@ -17,13 +17,11 @@ from experiments.left_out import (
     LeftOutResult,
     Prompts,
     Scores,
+    _split,
     leave_out,
 )
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
-from lengthwise.training.data import PromptTable, parts
-from lengthwise.training.encoder.config import DataConfig
-from lengthwise.training.encoder.pack import TRAIN
 from lengthwise.workloads import LengthSamples
 from tests.experiments.samples import check_output
 
@@ -55,12 +53,11 @@ def known_predictions(prompts: Prompts) -> KnownPredictions:
 def test_pool_training_and_test_prompts_are_disjoint() -> None:
     rows = samples()
     prompts = Prompts.of(rows, "llama-3.1-8B")
-    table = PromptTable.of(rows)
-    keys = list(zip(table.column("corpus"), table.column("prompt_id"), strict=True))
-    seen = {key for key, part in zip(keys, parts(table, DataConfig()), strict=True) if part == TRAIN}
+    table = _split(rows)["rest"].table
+    seen = set(zip(table["corpus"].to_pylist(), table["prompt_id"].to_pylist(), strict=True))
     assert len(seen) > 800
     pool = {key for key, test in zip(prompts.keys, prompts.test, strict=True) if not test}
-    assert 20 <= len(pool) <= 90
+    assert 100 <= len(pool) <= 250
     assert not pool & seen
     assert all(int(key[1][1:]) % 3 == 1 for key in pool)
     assert all(int(key[1][1:]) % 3 == 2 for key, test in zip(prompts.keys, prompts.test, strict=True) if test)
@@ -115,5 +112,4 @@ def test_the_table_has_a_row_per_llm_and_without_data_the_study_says_what_it_nee
     row = LeftOut("m", 180, 100, Scores(0.6, 0.5, 0.9), Scores(0.5, 0.5, 0.9), (Scores(0.58, 0.5, 0.9),))
     check_output(STUDY.output(LeftOutResult(LeftOutGrid(), (row,))))
     monkeypatch.setenv("LENGTHWISE_DATA", str(tmp_path))
-    assert "trained without an LLM" in (STUDY.needs(LeftOutGrid()) or "")
-    assert STUDY.needs(LeftOutGrid(models=tmp_path)) is None
+    assert "LENGTHWISE_DATA with castillo/" in (STUDY.needs(LeftOutGrid()) or "")
