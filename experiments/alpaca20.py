@@ -38,7 +38,6 @@ from experiments.study import Claim, Run, SeededGrid, Study
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio
-from lengthwise.simulator.tasks import code_version, content_key, file_digest
 from lengthwise.workloads.files import check_readable, data_home, read_parquet_table
 
 PAPER: Final[Mapping[str, float]] = {
@@ -115,47 +114,21 @@ def tokenise(prompts: list[str], answers: list[str] | list[int], tokenizer: byte
     return TokenisedPrompts(ids, np.array(lengths, np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class Alpaca20Task:
-    """One training and its scores."""
+def training_run(data: Path, backbone: str, recipe: str, seed: int, epochs: int, settings: Path) -> dict[str, Any]:
+    """Train once, on a GPU if there is one, and score; `settings` are those of our recipe."""
+    import torch
 
-    data: Path
-    backbone: str
-    recipe: str
-    seed: int
-    epochs: int
+    from lengthwise.training.encoder.config import read_config
 
-    @property
-    def key(self) -> str:
-        """Content key."""
-        return content_key(
-            kind="alpaca20",
-            code=(code_version(), file_digest(Path(train_ours.__code__.co_filename)), file_digest(CONFIG)),
-            data=file_digest(self.data),
-            backbone=self.backbone,
-            recipe=self.recipe,
-            seed=self.seed,
-            epochs=self.epochs,
-        )
-
-    def run(self) -> dict[str, Any]:
-        """Train on a GPU if there is one."""
-        import torch
-
-        from lengthwise.training.encoder.config import read_config
-
-        loaded, prompts = _loaded(self.data, self.backbone)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        fair = self.recipe != AUTHORS
-        classes = fair_classes(prompts.lengths, self.seed) if fair else authors_classes(prompts.lengths)
-        where: dict[str, Any] = {"seed": self.seed, "device": device}
-        if self.recipe == OURS:
-            config, mask_id = read_config(CONFIG), loaded.text.mask_id
-            predicted, curve = train_ours(loaded.module, prompts, classes, config, mask_id=mask_id, **where)
-        else:
-            predicted, curve = train_as_authors(loaded.module, prompts, classes, epochs=self.epochs, **where)
-        found = score(classes, prompts.lengths, predicted)
-        return {"recipe": self.recipe, "seed": self.seed, **found, "validation_loss": curve}
+    loaded, prompts = _loaded(data, backbone)
+    where: dict[str, Any] = {"seed": seed, "device": "cuda" if torch.cuda.is_available() else "cpu"}
+    classes = authors_classes(prompts.lengths) if recipe == AUTHORS else fair_classes(prompts.lengths, seed)
+    if recipe == OURS:
+        config, mask_id = read_config(settings), loaded.text.mask_id
+        predicted, curve = train_ours(loaded.module, prompts, classes, config, mask_id=mask_id, **where)
+    else:
+        predicted, curve = train_as_authors(loaded.module, prompts, classes, epochs=epochs, **where)
+    return {"recipe": recipe, "seed": seed, **score(classes, prompts.lengths, predicted), "validation_loss": curve}
 
 
 @cache
@@ -222,12 +195,12 @@ def measure(run: Run, grid: Alpaca20Grid) -> Alpaca20Result:
         path = data_file(grid.data)
         stand_in = isinstance(read_alpaca(path)[1][0], int)
         first = {AUTHORS: AUTHORS_SEED}
-        tasks = [
-            Alpaca20Task(path, grid.backbone, recipe, first.get(recipe, 0) + number, grid.epochs)
+        runs = [
+            (path, grid.backbone, recipe, first.get(recipe, 0) + number, grid.epochs, CONFIG)
             for recipe in RECIPES
             for number in range(grid.seeds)
         ]
-        found = Alpaca20Result(grid.data, stand_in, run.results("trainings", tasks))
+        found = Alpaca20Result(grid.data, stand_in, run.each("trainings", training_run, runs))
     if found.stand_in:
         run.note(found.notes[0])
     return found
