@@ -207,8 +207,6 @@ class Cell:
     """Mean E2E of c = 0 over this one's: above 1, preemption pays."""
     preemptions: float
     """Per request."""
-    most: int
-    """Preemptions of one request."""
     recomputed: float
     """Tokens computed again, over all tokens of prompts and answers."""
 
@@ -345,7 +343,6 @@ def _runs(setting: Setting, traffic: Sequence[_Traffic], kind: str, limits: Sequ
                 e2e_p99=over_seeds(_by_seed(base, "e2e_s", "p99"), _by_seed(ours, "e2e_s", "p99")),
                 over_none=over_seeds(_by_seed(without, "e2e_s"), _by_seed(ours, "e2e_s")),
                 preemptions=float(np.mean([one.preemptions.mean() for one in ours])),
-                most=max(int(one.preemptions.max()) for one in ours),
                 recomputed=sum(int(one.recomputed_tokens.sum()) for one in ours) / tokens,
             )
         )

@@ -119,7 +119,6 @@ def test_recomputed_tokens_are_counted_and_a_cache_saves_most_of_them(found: Tra
     assert all(run.over_none == Ratio(1.0, 1.0, 1.0) for run in none)
     without, cached = eager
     assert without.preemptions > 0.02
-    assert without.most <= 4
     assert without.recomputed > 4 * cached.recomputed
 
 
