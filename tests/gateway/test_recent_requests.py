@@ -62,7 +62,7 @@ def test_requests_older_than_an_hour_are_not_returned() -> None:
     recent.add(ended(0, 5, 0.0))
     clock.now = HOUR_S + 1.0
     recent.add(ended(1, 7, clock.now))
-    assert recent.all()["tokens"].tolist() == [7]
+    assert recent.last(recent.added)["tokens"].tolist() == [7]
 
 
 def test_failures_and_answers_without_a_length_have_no_row() -> None:
@@ -76,7 +76,7 @@ def test_a_row_holds_the_prediction_and_its_source() -> None:
     recent = RecentRequests(cast("Any", Clocked()))
     call = ended(3, 5, 0.0)
     recent.add(call)
-    row = recent.all()[0]
+    row = recent.last(recent.added)[0]
     assert (row["number"], row["cap"], SOURCES[row["source"]]) == (3, call.job.cap, "prior")
     assert row["mu"] == pytest.approx(call.job.mu, abs=1e-5)
 
@@ -96,7 +96,7 @@ def test_latency_is_the_mean_and_p95_of_each_bucket_and_tenant(requests: list[tu
         clock.now += 3.0
         recent.add(ended(number, tokens, clock.now - took, tenant))
         expected[int(clock.now // 15.0), recent.tenants.number(tenant)].append(took)
-    series = list(latency_series(recent.all(), 15.0))
+    series = list(latency_series(recent.last(recent.added), 15.0))
     assert {(bucket, tenant): n for bucket, _, tenant, n, *_ in series} == {k: len(v) for k, v in expected.items()}
     for bucket, _, tenant, _, ttft, _, e2e, e2e_p95, *_ in series:
         assert ttft == pytest.approx(0.5)

@@ -16,13 +16,13 @@ from typing import Any, Final, Literal, Self
 
 from lengthwise.engines.engine_metrics import EngineMemory
 from lengthwise.errors import InputError
+from lengthwise.predictors.contract import PredictionSource
 
 FORMAT: Final = 1
 
 End = Literal["whole", "cut", "left", "refused", "broken", "unmeasured"]
 """whole: ended by itself. cut: by max_tokens. left: the client disconnected, or this proxy stopped. refused: an error
 status of the engine. broken: the connection to the engine was lost. unmeasured: ended, length not known."""
-Source = Literal["hint", "predictor", "history", "prior"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Entry:
     """False if the tokens are a count of events."""
     one_answer: bool = True
     max_tokens: int | None = None
-    source: Source = "prior"
+    source: PredictionSource = "prior"
     prediction_mu: float | None = None
     prediction_sigma: float | None = None
 

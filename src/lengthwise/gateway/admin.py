@@ -34,7 +34,7 @@ from lengthwise.policies import Job, make_policy
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from lengthwise.gateway.metrics import Source
+    from lengthwise.predictors.contract import PredictionSource
 
 PREFIX: Final = "/lengthwise/v1"
 
@@ -62,7 +62,9 @@ class Admin:
         self._predictions = parts.predictions
         self._calls = parts.calls
         exchange = parts.exchange
-        exchange.answer("engines", lambda _: json.dumps(self._engines()).encode())
+        exchange.answer(
+            "engines", lambda _: json.dumps([_described(each) for each in self._dispatcher.engines]).encode()
+        )
         exchange.answer("queue", lambda limit: json.dumps(self._queues(limit)).encode())
         exchange.answer("explain", lambda wanted: json.dumps(self._open_requests(wanted)).encode())
 
@@ -81,7 +83,7 @@ class Admin:
         """List the engines with what all workers have running there; POST adds one."""
         if request.method != "POST":
             engines: dict[str, dict[str, Any]] = {}
-            for seen in (await self._of_all_workers("engines", None, self._engines())).values():
+            for seen in (await self._of_all_workers("engines", None)).values():
                 for engine in seen:
                     known = engines.setdefault(engine["name"], engine)
                     if known is not engine:
@@ -110,26 +112,23 @@ class Admin:
             limit = min(max(0, int(request.query_params.get("limit", "100"))), _MOST_LISTED)
         except ValueError as error:
             raise ApiError(400, "limit: give a number of requests", param="limit", code="invalid_value") from error
-        found = await self._of_all_workers("queue", limit, self._queues(limit))
+        found = await self._of_all_workers("queue", limit)
         queues = [{"worker": worker, **queue} for worker, seen in sorted(found.items()) for queue in seen["queues"]]
         return JSONResponse({"waiting": sum(seen["waiting"] for seen in found.values()), "queues": queues})
 
     async def explain(self, request: Request) -> Response:
         """Return why an open request is where it is: the numbers behind its place and its engine."""
         wanted = request.path_params["request_id"]
-        found = await self._of_all_workers("explain", wanted, self._open_requests(wanted))
+        found = await self._of_all_workers("explain", wanted)
         requests = [{"worker": worker, **each} for worker, seen in sorted(found.items()) for each in seen]
         if not requests:
             message = f"no request '{wanted[:100]}' is waiting or running"
             raise ApiError(404, message, param="request_id", code="not_found")
         return JSONResponse({"requests": requests})  # clients may repeat an id
 
-    async def _of_all_workers(self, question: str, argument: object, own: Any) -> dict[int, Any]:  # noqa: ANN401
-        others = await self._parts.exchange.ask(question, argument)
-        return {self._parts.exchange.number: own, **{number: json.loads(answer) for number, answer in others.items()}}
-
-    def _engines(self) -> list[dict[str, Any]]:
-        return [_described(engine) for engine in self._dispatcher.engines]
+    async def _of_all_workers(self, question: str, argument: object) -> dict[int, Any]:
+        answers = await self._parts.exchange.ask(question, argument)
+        return {number: json.loads(answer) for number, answer in answers.items()}
 
     def _queues(self, limit: int) -> dict[str, Any]:
         queues = [
@@ -155,7 +154,7 @@ class Admin:
         source, prediction = await self._predicted(body)
         return JSONResponse({"model": body.model, "source": source, **_numbers(prediction.censored_at(body.limit))})
 
-    async def _predicted(self, body: CompletionBody) -> tuple[Source, LengthDistribution]:
+    async def _predicted(self, body: CompletionBody) -> tuple[PredictionSource, LengthDistribution]:
         if (hint := body.prediction()) is not None:
             return "hint", hint
         try:

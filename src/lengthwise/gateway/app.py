@@ -188,19 +188,17 @@ class _Gateway:
                 self._on_engines(", ".join(f"{e.name} is {e.description or 'not known yet'}" for e in engines))
             if self._dispatcher.uses_predictions:
                 self._predictions.warm()
-            keys = asyncio.create_task(self.tenants.watch(self.parts.config.health_interval_s))
-            watch = asyncio.create_task(self._watch_predictor())
+            interval_s = parts.config.health_interval_s
+            watches = [asyncio.create_task(self.tenants.watch(interval_s))]
+            if self._watch is not None:
+                watches.append(asyncio.create_task(self._watch.run(interval_s)))
             try:
                 with self.access_log or nullcontext(), parts.traffic or nullcontext(), parts.tracing or nullcontext():
                     yield
             finally:
-                keys.cancel()
-                watch.cancel()
+                for task in watches:
+                    task.cancel()
                 self._predictions.close()
-
-    async def _watch_predictor(self) -> None:
-        if self._watch is not None:
-            await self._watch.run(self.parts.config.health_interval_s)
 
     async def models(self, request: Request) -> Response:
         """List the models of all engines and their aliases, each name once."""
@@ -258,8 +256,8 @@ class _Gateway:
 
     async def metrics(self, _: Request) -> Response:
         """Return the metrics; those of all workers, if there are several."""
-        own = self.exported.exposition()
+        texts = await self.exchange.ask("metrics", None)
+        shown = texts[self.exchange.number]
         if self.exchange.joined:
-            texts = {self.exchange.number: own, **await self.exchange.ask("metrics", None)}
-            own = merged_metrics({number: text.decode() for number, text in texts.items()}).encode()
-        return Response(own, media_type=_METRICS_TYPE)
+            shown = merged_metrics({number: text.decode() for number, text in texts.items()}).encode()
+        return Response(shown, media_type=_METRICS_TYPE)

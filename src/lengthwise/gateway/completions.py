@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
     from starlette.types import Scope
 
-    from lengthwise.gateway.metrics import Outcome, Source
+    from lengthwise.gateway.metrics import Outcome
+    from lengthwise.predictors.contract import PredictionSource
 
 _FOREVER: Final = (math.inf, 503, "queue_timeout")
 _job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be
@@ -89,7 +90,7 @@ class Call:
     """What the predictor will be asked, until it is."""
 
     @property
-    def source(self) -> Source:
+    def source(self) -> PredictionSource:
         """The source of its prediction."""
         if self.hinted:
             return "hint"

@@ -260,16 +260,12 @@ class Dashboard:
 
     async def _states(self, since: Mapping[int, int] | None = None) -> dict[int, DashboardState]:
         """Return the states of the workers that answer, with the requests that ended since so many; None: all."""
-        number = self._exchange.number
-        others = await self._exchange.ask("state", since)
-        own = self._state(None if since is None else since.get(number, 0))
-        return {number: own, **{each: DashboardState.from_bytes(answer) for each, answer in others.items()}}
+        answers = await self._exchange.ask("state", since)
+        return {number: DashboardState.from_bytes(answer) for number, answer in answers.items()}
 
-    def _answer(self, since: Mapping[str, int] | None) -> bytes:
-        return self._state(None if since is None else since.get(str(self._exchange.number), 0)).to_bytes()
-
-    def _state(self, since: int | None) -> DashboardState:
-        """Return this worker's state, with the requests that ended since that many, or in the last hour."""
+    def _answer(self, seen: Mapping[str, int] | None) -> bytes:
+        """Return this worker's state, with the requests that ended since so many, or in the last hour."""
+        since = None if seen is None else seen.get(str(self._exchange.number), 0)
         began, now = time.thread_time(), self._dispatcher.clock()
         dispatcher, recent = self._dispatcher, self._recent
         engines = dispatcher.engines
@@ -291,7 +287,7 @@ class Dashboard:
             "policies": recent.policies.names,
             "tenants": recent.tenants.names,
         }
-        state = DashboardState(counts, recent.last(new))
+        state = DashboardState(counts, recent.last(new)).to_bytes()
         self._cpu_s += time.thread_time() - began
         return state
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
     from lengthwise.gateway.streaming import BodyBudget
+    from lengthwise.predictors.contract import PredictionSource
     from lengthwise.predictors.service import PredictionService
 
 Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_stream", "cancelled", "bug"]
-Source = Literal["hint", "predictor", "history", "prior"]
 
 # From a cache hit on an idle engine to the longest answers.
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -201,7 +201,7 @@ class Metrics:
         """Count a request at its end."""
         self._requests.increment(endpoint, outcome)
 
-    def predicted(self, source: Source) -> None:
+    def predicted(self, source: PredictionSource) -> None:
         """Count the source of a prediction that a request was dispatched with."""
         self._predictions.increment(source)
 

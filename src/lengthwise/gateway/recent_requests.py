@@ -124,10 +124,6 @@ class RecentRequests:
         rows: Rows = self._ring[begin:end] if begin >= 0 else np.concatenate([self._ring[begin:], self._ring[:end]])
         return rows[rows["ended_s"] >= self._dispatcher.clock() - HOUR_S]
 
-    def all(self) -> Rows:
-        """Return all rows of the last hour."""
-        return self.last(len(self._ring))
-
 
 def latency_series(rows: Rows, bucket_s: float) -> Iterator[list[Any]]:
     """Yield [bucket, policy, tenant, n, and mean and P95 of TTFT, of E2E and of per-token latency] of each bucket.

@@ -38,8 +38,6 @@ class Retries:
         self._clock = clock
         self._saved = _FIRST_SAVED
         self._saved_at = clock()
-        self.exhausted = 0
-        """Failures that were not retried because the budget was spent."""
 
     def on_request(self) -> None:
         """Let the budget grow for a new request."""
@@ -57,7 +55,6 @@ class Retries:
         self._saved = min(_MOST_SAVED, self._saved + _FLOOR_PER_S * (now - self._saved_at))
         self._saved_at = now
         if self._saved < 1.0:
-            self.exhausted += 1
             return None
         self._saved -= 1.0
         return (retry_after_s or 0.0) + self._jitter.uniform(0.0, _FIRST_WAIT_S * 2.0**retries)

@@ -21,12 +21,13 @@ from starlette.routing import Route
 
 from lengthwise.engines.client import EngineClient, EngineError, without_credentials
 from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
-from lengthwise.engines.shadow_log import End, Entry, Gauges, Header, PredictorAccount, ShadowLog, Source
+from lengthwise.engines.shadow_log import End, Entry, Gauges, Header, PredictorAccount, ShadowLog
 from lengthwise.gateway.bodies import BODIES, CompletionBody, parse
 from lengthwise.gateway.errors import ApiError, from_engine, internal_error_response
 from lengthwise.gateway.server import run_app
 from lengthwise.gateway.streaming import Caller, ClientGoneError, Measure, relay
 from lengthwise.lengths import LengthDistribution, LogT, Point
+from lengthwise.predictors.contract import PredictionSource
 from lengthwise.predictors.service import PredictionService, prediction_service
 
 if TYPE_CHECKING:
@@ -174,10 +175,10 @@ def _entry(seen: _Seen, finished_s: float, tokens: int | None) -> Entry:
     )
 
 
-def _prediction(seen: _Seen) -> tuple[Source, float | None, float | None]:
+def _prediction(seen: _Seen) -> tuple[PredictionSource, float | None, float | None]:
     """Return the prediction a scheduler would have used: the client's hint, else the predictor's, else history."""
     hint = None if seen.body is None else seen.body.prediction()
-    known: dict[Source, LengthDistribution | None] = {
+    known: dict[PredictionSource, LengthDistribution | None] = {
         "hint": hint,
         "predictor": seen.predicted,
         "history": seen.history,

@@ -21,7 +21,7 @@ _SIZE_BYTES: Final = 8
 
 
 class WorkerExchange:
-    """Asks the other workers of a gateway, and answers them."""
+    """Asks the workers of a gateway, and answers them."""
 
     def __init__(self) -> None:
         self._answers: dict[str, Callable[[Any], bytes]] = {}
@@ -61,19 +61,23 @@ class WorkerExchange:
             server.close()
 
     async def ask(self, question: str, argument: object) -> dict[int, bytes]:
-        """Return the answers of the other workers that give one within 2 s, by number."""
+        """Return this worker's answer, and those of the others that give one within 2 s, by number."""
         others: dict[int, Path] = {}
         if self._folder is not None:
             others = {int(path.stem): path for path in self._folder.glob("*.sock") if int(path.stem) != self.number}
         line = json.dumps([question, argument]).encode() + b"\n"
         answers = await asyncio.gather(*(_ask(path, line) for path in others.values()))
-        return {number: answer for number, answer in zip(others, answers, strict=True) if answer is not None}
+        found = {number: answer for number, answer in zip(others, answers, strict=True) if answer is not None}
+        return {self.number: self._answer(line), **found}
+
+    def _answer(self, line: bytes) -> bytes:
+        question, argument = json.loads(line)
+        return self._answers[question](argument)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with suppress(OSError):  # the other worker has ended
-                question, argument = json.loads(await reader.readline())
-                answer = self._answers[question](argument)
+                answer = self._answer(await reader.readline())
                 writer.write(len(answer).to_bytes(_SIZE_BYTES) + answer)
                 await writer.drain()
         except (ValueError, TypeError, LookupError) as error:

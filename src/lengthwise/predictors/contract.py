@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,9 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Histogram, LengthDistribution, LogTColumns, student
 
 Floats = NDArray[np.float64]
+
+PredictionSource = Literal["hint", "predictor", "history", "prior"]
+"""Where the prediction of a request comes from."""
 
 _LEAST_SIGMA: Final = 0.02
 

@@ -226,12 +226,11 @@ class EncoderPredictor:
                     )
         return self._rows[llm]
 
-    def outputs(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the raw outputs for every known LLM and the unknown one: (texts, LLMs + 1, outputs)."""
-        return np.stack([self.outputs_of_ids(*self.text.encode(text)) for text in texts])
-
     def outputs_of_ids(self, ids: list[int], size: int) -> NDArray[np.float32]:
-        """Return the same for one prompt given as token ids; `size` is its length before truncation."""
+        """Return the raw outputs of a prompt for every known LLM and the unknown one: (LLMs + 1, outputs).
+
+        `ids` are its token ids, `size` is its length before truncation.
+        """
         names = [*self.llms, UNKNOWN]
         return self._run(ids, size, np.arange(len(names)), names)
 

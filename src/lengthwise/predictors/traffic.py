@@ -14,13 +14,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, LogT, LogTColumns
+from lengthwise.predictors.contract import PredictionSource
 from lengthwise.predictors.prefix_memory import Levels
 
 FORMAT: Final = 1
@@ -34,7 +35,6 @@ KEPT_CHARACTERS: Final = 10_000
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Source = Literal["predictor", "history", "hint", "prior"]
 
 
 class TrafficRow(NamedTuple):
@@ -53,7 +53,7 @@ class TrafficRow(NamedTuple):
     blocks: str
     """Keyed hashes of the prompt's first blocks."""
     predictor: str
-    source: Source
+    source: PredictionSource
     """Where the prediction that ordered it came from; with `predictor` none if it ran before its prediction arrived."""
     prediction: tuple[float, float] | None
     """Of the predictor, with online calibration and prefix memory; else that of the history."""
