@@ -32,7 +32,9 @@ def adapt(
         Path | None, typer.Option("--from", metavar="DIR", help="In place of --lengths: a log of `serve --learn`.")
     ] = None,
     llm: Annotated[str | None, typer.Option(help="Name of the LLM [default: the one in the file].")] = None,
-    force: Annotated[bool, typer.Option("--force", help="With --from: write what is not better, too.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --from: write the file even if no LLM is predicted better.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Adapt a predictor to a new LLM from 50 to 500 observed answer lengths, on the CPU in seconds to minutes.

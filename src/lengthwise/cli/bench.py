@@ -58,9 +58,9 @@ def bench(
     also: Annotated[
         list[Path] | None, typer.Option(help="Report the blocks of this folder too: same server, other traffic.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Measure what a policy would bring on a real vLLM: policies take turns on one engine, on the same traffic.
+    """Measure what a policy gains on a real vLLM: policies take turns on one engine, on the same traffic.
 
     The server runs our scheduler and was started with a bench token; its policy is switched between episodes, prefix
     cache and everything learned are cleared, and its own policy returns at the end, also after Ctrl-C. Ratios are

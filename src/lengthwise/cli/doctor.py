@@ -68,7 +68,7 @@ _CONNECTS_IN_S: Final = 3.0
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: what was found, and what to do about it; no `fix` where all is well."""
+    """One check: what was found, and how to fix it (None if nothing is wrong)."""
 
     name: str
     found: str

@@ -80,7 +80,7 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .parquet, .jsonl or .csv.")],
     from_format: Annotated[Format | None, typer.Option("--from", help="Format of IN [default: detected].")] = None,
     block_size: Annotated[
-        int | None, typer.Option(help="Tokens per block hash, where IN does not say (Mooncake: 512).")
+        int | None, typer.Option(help="Tokens per block hash, if IN does not state it (Mooncake: 512).")
     ] = None,
     jitter_seed: Annotated[
         int | None,

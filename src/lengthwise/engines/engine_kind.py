@@ -48,7 +48,7 @@ def xargs_prediction(xargs: Mapping[str, Any], cap: int) -> LengthDistribution |
 
 @dataclass(frozen=True, slots=True)
 class FoundEngine:
-    """What a server says it is."""
+    """What a server reports about itself."""
 
     kind: EngineKind
     version: str | None = None
@@ -106,5 +106,5 @@ async def _json(client: EngineClient, path: str) -> dict[str, Any]:
 
 
 def _text(value: object) -> str | None:
-    """Return a server's word about itself, shortened: it is shown and logged."""
+    """Return a text that a server reports about itself, shortened, because it is shown and logged."""
     return value[:40] if isinstance(value, str) and value.isprintable() else None

@@ -98,13 +98,13 @@ class HttpAnswer:
         self._connection.release(self, complete=self._ended)
 
     def add(self, data: bytes) -> bool:
-        """Append to the body; whether too much of it is unread."""
+        """Append to the body; return whether too much of it is unread."""
         self.parts.append(data)
         self._size += len(data)
         return self._size > _MOST_BUFFERED
 
     def wake(self, *, ended: bool = False, error: Exception | None = None) -> None:
-        """Continue the reader: there is more, or the end."""
+        """Wake the reader: more bytes, or the end, have arrived."""
         self._ended = self._ended or ended
         self._error = self._error or error
         if self._waiter is not None and not self._waiter.done():
@@ -116,7 +116,7 @@ class HttpAnswer:
         return self._ended
 
     def _more(self) -> asyncio.Future[None]:
-        """Return what ends when there is more, or the end."""
+        """Return a future that is done when more bytes, or the end, have arrived."""
         if self._error is not None:
             raise self._error
         self._waiter = self._connection.loop.create_future()

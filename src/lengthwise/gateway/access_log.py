@@ -54,7 +54,7 @@ class AccessLog:
     def __exit__(self, *_: object) -> None:
         with suppress(queue.Full):
             self._lines.put(None, timeout=_END_S)
-        self._thread.join(_END_S)  # not for ever: standard output may be a pipe that nothing reads
+        self._thread.join(_END_S)  # not forever: standard output may be a pipe that nothing reads
         if self._target != _STDOUT and not self._thread.is_alive():
             os.close(self._file)
 

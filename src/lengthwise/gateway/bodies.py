@@ -127,7 +127,7 @@ class CompletionBody(_Part):
         )
 
     def levels(self, job: Job, headers: Mapping[bytes, bytes]) -> Levels:
-        """Return what prefix memory knows the request by. A client declares its template in a header or `metadata`."""
+        """Return the request's levels in prefix memory. A client declares its template in a header or `metadata`."""
         header = headers.get(b"x-lengthwise-template")
         declared = self.metadata.get("template") if isinstance(self.metadata, dict) else None
         template = header.decode("latin-1") if header else declared if isinstance(declared, str) else None

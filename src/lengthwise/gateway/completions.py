@@ -87,7 +87,7 @@ class Call:
     hinted: bool = False
     """Whether the client declares the length."""
     question: Callable[[], PredictionInput] | None = None
-    """What the predictor will be asked, until it is."""
+    """The input for the predictor, until a prediction is requested."""
 
     @property
     def source(self) -> PredictionSource:

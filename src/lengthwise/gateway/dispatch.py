@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MOST_RETRY_AFTER_S: Final = 60
 _SLOT_WEIGHT: Final = 0.05  # of the newest request in the mean time that requests hold a slot
-_BOUND_SIGMAS: Final = 2.0  # above the median: a request's memory, where there is enough for all
-_LONGEST_SIGMAS: Final = 4.0  # and
-_SLOWEST: Final = 4.0  # times the mean time per token: an answer takes no longer
+_BOUND_SIGMAS: Final = 2.0  # above the median: the bound of a request's KV memory
+_LONGEST_SIGMAS: Final = 4.0  # above the median: the longest answer that is expected
+_SLOWEST: Final = 4.0  # times the mean time per token: the slowest answer that is expected
 _MOST_EXPONENT: Final = 700.0
 _PAUSE_S: Final = 1.0  # after a 429 without Retry-After
 _MOST_PAUSE_S: Final = 10.0
@@ -59,7 +59,7 @@ class GatewayEngine:
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has left."""
     kind: EngineKind = "openai"
-    """What it is, and so what is added to requests for it."""
+    """Its kind, which determines the fields that are added to its requests."""
     description: str | None = None
     """The same in words; None until it is known."""
     kind_found: bool = False
@@ -72,7 +72,7 @@ class GatewayEngine:
     memory: EngineMemory | None = None
     """Its KV memory, once it reports it."""
     kv_bounds: dict[str, int] = field(default_factory=dict)
-    """KV tokens that each of its jobs all but surely stays below."""
+    """A bound on the KV tokens of each of its jobs, which they stay below with high probability."""
     kv_bound: int = 0
     """Their sum."""
     gauges: EngineGauges | None = None
@@ -185,7 +185,7 @@ class EnginePriority:
 
     The policy orders by (round, key) when a request is sent. A rank needs no unit, so any policy's key will do; under
     an order of arrival every request is the last, and the numbers rise with time. Because they rise, no request waits
-    for ever: one of the last rank is before all that are sent 10 s later. A request's own `priority` comes first.
+    forever: one of the last rank is before all that are sent 10 s later. A request's own `priority` comes first.
     """
 
     def __init__(self) -> None:

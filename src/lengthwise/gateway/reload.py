@@ -183,7 +183,7 @@ class PredictorWatch:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What /health tells: the file, when it was last taken into use (None: at the start), and why not since."""
+        """What /health reports: the file, when it was last loaded (None: at the start), and the error since."""
         return {"file": str(self._path), "since": self._since, "error": self._error}
 
     async def run(self, every_s: float) -> None:

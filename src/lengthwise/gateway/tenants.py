@@ -42,7 +42,7 @@ _PROXIED: Final = frozenset({b"forwarded", b"via", b"x-real-ip"})
 """Headers of requests that came through a proxy."""
 
 _OTHER_SITES: Final = frozenset({b"cross-site", b"same-site"})
-"""Browsers name by these the pages of others, for requests without an origin too."""
+"""Values of Sec-Fetch-Site by which browsers mark requests of other sites, also without an Origin."""
 
 _LEASE: Final = "lengthwise.lease"
 _MINUTE_S: Final = 60.0
@@ -75,7 +75,7 @@ class TokenBucket:
         return max(0.0, missing * _MINUTE_S / self.per_minute)
 
     def take(self, amount: float, now: float) -> None:
-        """Take an amount without asking; a negative one is given back."""
+        """Take an amount without a check; a negative one is given back."""
         self._level = min(self.per_minute, self.level(now) - amount)
 
     def resize(self, per_minute: int, now: float) -> None:
@@ -194,7 +194,7 @@ def _duration(seconds: float) -> str:
 
 
 class Tenants:
-    """The tenants of a gateway: who a key belongs to, and the account of each."""
+    """The tenants of a gateway: the tenant of each key, and the account of each tenant."""
 
     def __init__(self, config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -223,7 +223,7 @@ class Hill:
     """Hill's estimate of alpha in P(X > x) ~ x^-alpha, as a function of how many of the largest values are used.
 
     A flat stretch is what a power tail shows. An estimate that keeps rising as fewer values are used means the tail is
-    lighter than any power (log-normal: it rises for ever, slowly), one that keeps falling that it is heavier.
+    lighter than any power (log-normal: it rises forever, slowly), one that keeps falling that it is heavier.
     """
 
     k: NDArray[np.int64]

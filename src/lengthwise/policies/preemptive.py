@@ -122,7 +122,7 @@ class Gittins(Preemptive):
 
     A prediction with a heavy tail ranks by its good chance to finish soon, and worse the longer it runs. A running job
     is preempted for a waiting one when its rank is more than `margin` = 2 times as large: with 1, two jobs of the same
-    prediction would preempt each other for ever, each computing its prompt again; with 2, once per doubling of their
+    prediction would preempt each other forever, each computing its prompt again; with 2, once per doubling of their
     rank. A job that has been preempted `times` = 4 times is preempted for no waiting job any more. Memory short: the
     largest rank is preempted. Without a prediction: the wide prior.
     """

@@ -215,7 +215,7 @@ def calibration(found: Scatter) -> Figure:
     ]
     panels = [(axis("nominal share of the central interval", **both), axis("answers inside", **both))]
     text = "Below the line the predictor is overconfident: fewer answers lie inside an interval than it claims."
-    return Figure("How sure it is", text, data, axes(panels, columns=1, titles=["calibration"]))
+    return Figure("Calibration of the intervals", text, data, axes(panels, columns=1, titles=["calibration"]))
 
 
 _PANELS: Final[tuple[tuple[str, Callable[[EvaluationScores], float]], ...]] = (
@@ -245,4 +245,4 @@ def _groups_figure(found: Evaluation) -> Figure:
     panels = [(axis("", **end), axis("", **rows, showticklabels=not place)) for place, end in enumerate(ends)]
     layout = axes(panels, columns=3, titles=[title for title, _ in _PANELS])
     text = "Every LLM and every corpus; a constant has no tau."
-    return Figure("Where it is good and where not", text, data, layout, height=160 + 24 * len(groups))
+    return Figure("Scores by LLM and corpus", text, data, layout, height=160 + 24 * len(groups))

@@ -1,4 +1,4 @@
-"""The one design of all HTML reports: verdict, origin, pictures, tables, how to rerun. Nothing is fetched."""
+"""The one design of all HTML reports: verdict, origin, figures, tables, how to rerun. Nothing is fetched."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def processor_name() -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One picture: the question that it answers, how to read it, Plotly's traces and layout."""
+    """One figure: its title, how to read it, Plotly's traces and layout."""
 
     title: str
     text: str

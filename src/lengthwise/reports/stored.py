@@ -66,9 +66,9 @@ class StoredRuns:
     @property
     def document(self) -> Document:
         """The runs as they are shown."""
-        said = verdict(self.runs)
-        known = {"verdict": said, **self.content}
-        return Document(self.name, [self.table()], known, said, lambda: figures(self.runs), self.origin)
+        text = verdict(self.runs)
+        known = {"verdict": text, **self.content}
+        return Document(self.name, [self.table()], known, text, lambda: figures(self.runs), self.origin)
 
 
 def read_runs(path: Path) -> StoredRuns:

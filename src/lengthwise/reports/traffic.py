@@ -100,4 +100,4 @@ def _by_day(found: TrafficEvaluation) -> Figure:
     ends: list[dict[str, Any]] = [{"range": [0, 1]}, {"rangemode": "tozero"}, {"range": [0, 1], "tickformat": ".0%"}]
     panels = [(axis("", type="category"), axis("", **end)) for end in ends]
     layout = axes(panels, columns=3, titles=list(_PANELS.values()))
-    return Figure("When: day by day (UTC)", "The served predictions beside the history of each model.", data, layout)
+    return Figure("Scores by day (UTC)", "The served predictions beside the history of each model.", data, layout)

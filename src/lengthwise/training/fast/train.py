@@ -97,12 +97,12 @@ def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwor
             owner = torch.repeat_interleave(torch.arange(len(rows)), count)
             first = torch.cumsum(count, 0) - count
             at = start[rows][owner] + torch.arange(len(owner)) - first[owner]
-            who, chance = llm[at], torch.rand(len(at))
-            row = torch.where(chance < recipe.unknown, known, identity[who])
+            at_llm, chance = llm[at], torch.rand(len(at))
+            row = torch.where(chance < recipe.unknown, known, identity[at_llm])
             # The name of an unknown LLM may state neither family nor size.
-            features = torch.where((chance < recipe.unknown / 2)[:, None], names[-1], names[who])
+            features = torch.where((chance < recipe.unknown / 2)[:, None], names[-1], names[at_llm])
             outputs = net(x[rows], owner, row, features)
-            return _loss(outputs, lengths[at], censored[at], soft[at], levels[who], weight[at], recipe.soft_weight)
+            return _loss(outputs, lengths[at], censored[at], soft[at], levels[at_llm], weight[at], recipe.soft_weight)
 
         left_out = examples.absent[number % len(examples.absent)] if examples.absent else np.zeros(len(x), bool)
         train_network(net, torch.from_numpy(np.flatnonzero(~left_out)), loss, recipe)
