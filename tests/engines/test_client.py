@@ -81,7 +81,7 @@ def models_app(*names: str) -> Starlette:
 
 def test_what_is_no_model_in_a_list_of_models_is_left_out() -> None:
     with RawEngine(b"") as engine:
-        engine.models = b'{"data": ["width", null, 5, ["id"], {"name": "x"}, {"id": "m"}]}'
+        engine.models = b'{"data": ["width", null, 5, ["id"], {"name": "x"}, {"id": ["m"]}, {"id": null}, {"id": "m"}]}'
         assert with_client(engine.url, lambda client: client.models()) == [{"id": "m"}]
 
 

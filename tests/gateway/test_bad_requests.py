@@ -11,6 +11,7 @@ import pytest
 from lengthwise.cli.model_options import validated
 from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig
+from lengthwise.gateway.bodies import CompletionBody
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until_true, until_waiting
 
@@ -131,3 +132,15 @@ async def test_no_answer_redirects_to_the_host_that_a_client_names(
             async with http.get(url + path, headers={"host": "evil.example"}, allow_redirects=False) as response:
                 assert response.status in (403, 404)
                 assert "location" not in response.headers
+
+
+async def test_names_that_stay_in_memory_are_limited(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    user = "u" * 100_000
+    assert CompletionBody(user=user).job("a", 0.0, {}).tenant == "u" * 256
+    with gateway(engine_url) as url:
+        status, answer = await post(http, url, body(model="m" * 5000))
+        assert (status, answer["error"]["param"]) == (400, "model")
+        assert (await post(http, url, body(user)))[0] == 200
+    assert engine.bodies[0]["user"] == user

@@ -262,7 +262,8 @@ class EngineClient:
         if 400 <= status < 500:
             raise EngineRefusedError(f"{self.name} answers {status} to /v1/models", status)
         try:
-            return [model for model in json.loads(body)["data"] if isinstance(model, dict) and "id" in model]
+            listed = [model for model in json.loads(body)["data"] if isinstance(model, dict)]
+            return [model for model in listed if isinstance(model.get("id"), str)]
         except (ValueError, KeyError, TypeError) as error:
             raise EngineBrokenError(f"{self.name} answers {status} to /v1/models, without a list of models") from error
 

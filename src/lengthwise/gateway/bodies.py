@@ -35,6 +35,8 @@ MOST_ELEMENTS: Final = 1 << 20
 
 _MOST_ADMIN_BYTES: Final = 64 << 10
 
+_MOST_USER: Final = 256  # characters by which users are told apart: their names stay in memory
+_Model = Annotated[str, Field(max_length=4096)]  # as long as a path; names stay in memory where engines list no models
 _Limit = Annotated[int, Field(ge=0, le=1 << 31)]
 _Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 _Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -70,7 +72,7 @@ class CompletionBody(_Part):
     takes_priority: ClassVar[bool] = True
     """Whether engines read `priority` in this body."""
 
-    model: str | None = None
+    model: _Model | None = None
     stream: bool | None = None
     max_tokens: _Limit | None = None
     max_completion_tokens: _Limit | None = None
@@ -122,7 +124,7 @@ class CompletionBody(_Part):
             priority=self.priority or 0,
             deadline=now + target_s,
             llm=self.model,
-            tenant=self.end_user,
+            tenant=None if self.end_user is None else self.end_user[:_MOST_USER],
             session=None if session is None else session.decode("latin-1"),
         )
 
