@@ -57,3 +57,10 @@ def missing_extra(error: ModuleNotFoundError) -> InputError | None:
         if package in packages:
             return InputError(f"{package} is not installed", hint=f"run: pip install 'lengthwise[{extra}]'")
     return None
+
+
+def require_kind(value: object, kinds: type | tuple[type, ...], field: str, hint: str) -> None:
+    """Raise InputError if `value` is of none of these types, or a class; `hint` says what to give."""
+    if isinstance(value, type) or not isinstance(value, kinds):
+        kind = value.__name__ if isinstance(value, type) else type(value).__name__
+        raise InputError(f"a {kind}", field=field, hint=f"give {hint}")

@@ -60,3 +60,11 @@ def test_a_file_without_the_explained_request_is_an_error(run: Path, tmp_path: P
         assert (done.exit_code, message in done.stderr) == (2, True), done.output
     done = invoke(*SIMULATE, "--load", "0.9", "--explain")
     assert (done.exit_code, "give a file with --out" in done.stderr) == (2, True)
+
+
+def test_a_routing_trace_needs_more_than_one_engine(tmp_path: Path) -> None:
+    done = invoke(
+        "simulate", "castillo", "--load", "1", "--requests", "20", "-o", str(tmp_path / "a.parquet"), "--explain"
+    )
+    assert done.exit_code == 2
+    assert "one engine leaves no choice to explain" in done.stderr

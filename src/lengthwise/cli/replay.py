@@ -70,7 +70,8 @@ def replay(
     """Send a workload to an OpenAI endpoint in real time and measure the latency that its clients see.
 
     Each request is sent at its arrival time, whether or not earlier ones have finished. Lengths are forced by
-    max_tokens and ignore_eos, unless --free. Ctrl-C prints the measurements so far.
+    max_tokens and ignore_eos, unless --free; a length-aware server reads the length from max_tokens. Ctrl-C prints
+    the measurements so far.
 
     Example: `lengthwise replay w.parquet --url http://127.0.0.1:8080 --sweep 5 --report replay.html`
 

@@ -119,6 +119,8 @@ def simulate(
     )
     if explain and out is None:
         raise InputError("the routing trace needs a file", field="explain", hint="give a file with --out")
+    if explain and len(plan.fleet) == 1:
+        raise InputError("one engine leaves no choice to explain", field="explain", hint="give a --fleet of several")
     need_folder(out, "--out", ".parquet")
     need_folder(report, "--report", ".html")
     draw = drawn_from.draws(own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats, on_note=note)

@@ -72,14 +72,22 @@ class LengthDistribution(Protocol):
 
 def check_probability(value: float, name: str) -> None:
     """Raise InputError for a probability outside [0, 1]."""
-    if not 0.0 <= value <= 1.0:
-        raise InputError(f"{name} is {value}", hint="give a probability between 0 and 1")
+    try:
+        valid = 0.0 <= value <= 1.0
+    except TypeError:
+        valid = False
+    if not valid:
+        raise InputError(f"{name} is {value!r}", hint="give a probability between 0 and 1")
 
 
 def check_cap(cap: int) -> None:
     """Raise InputError for a cap that is not a whole number of at least one token."""
-    if not (cap >= 1 and cap == int(cap)):
-        raise InputError(f"the cap is {cap}", hint="give a whole number of tokens, at least 1")
+    try:
+        valid = cap >= 1 and cap == int(cap)
+    except (TypeError, OverflowError):
+        valid = False
+    if not valid:
+        raise InputError(f"the cap is {cap!r}", hint="give a whole number of tokens, at least 1")
 
 
 class BaseDistribution(ABC):
@@ -142,8 +150,12 @@ class BaseDistribution(ABC):
         Once outlived (S(generated) < 1e-9), the expected rest grows with the length so far: a LogT with median
         max(1, generated) and sigma 1, censored at cap - generated. At the cap: Point(0).
         """
-        if generated < 0:
-            raise InputError(f"generated is {generated}", hint="give the tokens generated so far, 0 or more")
+        try:
+            valid = generated >= 0
+        except TypeError:
+            valid = False
+        if not valid:
+            raise InputError(f"generated is {generated!r}", hint="give the tokens generated so far, 0 or more")
         if generated == 0:
             return self
         if generated >= self.cap:
@@ -167,8 +179,12 @@ class Point(BaseDistribution):
 
     def __post_init__(self) -> None:
         check_cap(self.cap)
-        if not 0.0 <= self.tokens < math.inf:
-            raise InputError(f"a length of {self.tokens} tokens", hint="give a finite length, 0 or more")
+        try:
+            valid = 0.0 <= self.tokens < math.inf
+        except TypeError:
+            valid = False
+        if not valid:
+            raise InputError(f"a length of {self.tokens!r} tokens", hint="give a finite length, 0 or more")
 
     @classmethod
     def declared(cls, tokens: float, cap: int) -> Point:
@@ -221,12 +237,15 @@ class LogT(BaseDistribution):
 
     def __post_init__(self) -> None:
         check_cap(self.cap)
-        if not -_MU_RANGE <= self.mu <= _MU_RANGE:
-            raise InputError(f"mu is {self.mu}", hint="give the log of the median length, about 0 to 12")
-        if not 0.0 < self.sigma < math.inf:
-            raise InputError(f"sigma is {self.sigma}", hint="give a spread above 0; for certainty use Point")
-        if not 0.0 < self.nu < math.inf:
-            raise InputError(f"nu is {self.nu}", hint="give degrees of freedom above 0")
+        try:
+            if not -_MU_RANGE <= self.mu <= _MU_RANGE:
+                raise InputError(f"mu is {self.mu}", hint="give the log of the median length, about 0 to 12")
+            if not 0.0 < self.sigma < math.inf:
+                raise InputError(f"sigma is {self.sigma}", hint="give a spread above 0; for certainty use Point")
+            if not 0.0 < self.nu < math.inf:
+                raise InputError(f"nu is {self.nu}", hint="give degrees of freedom above 0")
+        except TypeError:
+            raise InputError(f"mu {self.mu!r}, sigma {self.sigma!r}, nu {self.nu!r}", hint="give numbers") from None
 
     def __repr__(self) -> str:
         nu = "" if self.nu == TIE_NU else f", nu={self.nu:g}"

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.errors import InputError
+from lengthwise.errors import InputError, require_kind
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Predictions
 from lengthwise.predictors.model_file import SUFFIX, ModelFile, read_model_file
 from lengthwise.specs import Spec, find, parse_spec, unknown_name
@@ -190,6 +190,7 @@ def best_packaged() -> str:
 
 def model_path(name: str | Path) -> Path:
     """Return the path of a packaged predictor's file, or of the named file."""
+    require_kind(name, (str, Path), "predictor", 'a name such as "fast", or a model file')
     if isinstance(name, Path) or _is_file(name):
         return Path(name)
     packaged = packaged_predictors()

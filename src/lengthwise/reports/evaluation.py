@@ -21,6 +21,7 @@ from lengthwise.reports.page import (
     axis,
     panel,
     ratio_axis,
+    tokens_axis,
 )
 from lengthwise.reports.tables import Table, number, share
 
@@ -197,7 +198,7 @@ def by_length(found: Scatter) -> Figure:
     ]
     panels = [
         (axis("true (tokens)", **both), axis("predicted (tokens)", **both)),
-        (axis("true (tokens)", type="log", dtick="D2"), ratio_axis("predicted over true", over)),
+        (tokens_axis("true (tokens)"), ratio_axis("predicted over true", over)),
     ]
     titles = ["requests by true and predicted length", "median of predicted over true, by tenth"]
     text = "On the line the prediction is exact. Darker cells hold more requests (log scale)."

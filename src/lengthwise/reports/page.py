@@ -258,6 +258,12 @@ def ratio_axis(title: str, values: Iterable[float]) -> dict[str, Any]:
     return axis(title, type="log", range=ends, tickvals=ticks, ticktext=text)
 
 
+def tokens_axis(title: str) -> dict[str, Any]:
+    """A logarithmic axis of tokens, with whole numbers at 1, 2 and 5 times each power of ten."""
+    ticks = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
+    return axis(title, type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks])
+
+
 def interval_bars(intervals: Sequence[Ratio]) -> dict[str, Any]:
     """Error bars from low to high: a trace's `error_x` or `error_y`."""
     return {

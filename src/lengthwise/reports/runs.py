@@ -22,6 +22,7 @@ from lengthwise.reports.page import (
     interval_bars,
     panel,
     ratio_axis,
+    tokens_axis,
 )
 from lengthwise.simulator.grid import BASELINE, USUAL_ROUTER, Measure, Statistic
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
@@ -230,7 +231,8 @@ def _gain(best: ReportedRun, base: ReportedRun, where: str) -> str:
 
 
 def _change(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.0f} %"
+    percent = round(100 * (ratio - 1))
+    return f"{percent:+d} %" if percent else "0 %"
 
 
 def _tail(best: ReportedRun, base: ReportedRun) -> str:
@@ -278,7 +280,7 @@ def latency_by_length(runs: Sequence[ReportedRun]) -> Figure:
             over = np.divide(profile.e2e_s, _profile(base).e2e_s).tolist()
             ratios += over
             data.append({**trace(run, known, 1, "lines+markers"), "x": profile.tokens, "y": over})
-    tokens = axis("output tokens (median of each tenth)", type="log", dtick="D2")
+    tokens = tokens_axis("output tokens (median of each tenth)")
     panels = [(tokens, axis("seconds", rangemode="tozero"))]
     titles = ["mean E2E"]
     if ratios:

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.errors import InputError
+from lengthwise.errors import InputError, require_kind
 from lengthwise.policies import Policy, make_policy
 from lengthwise.routers import Router, StaticRouter, make_router
 from lengthwise.simulator.engine import MakeEngine, SimulatedEngine, accelerated, engine_factory
@@ -71,6 +71,7 @@ def simulate(
     to time.
     """
     fleet, policy = as_fleet(fleet), as_policy(policy)
+    require_kind(router, (str, Router), "router", 'a router object or a name such as "least_load"')
     workload = as_workload(workload, fleet, rate=rate, load=load, requests=requests, seed=seed)
     check_seconds(prediction_delay_s=prediction_delay_s, decision_s=decision_s, routing_s=routing_s)
     accelerate = accelerated() if accelerate is None else accelerate
@@ -163,6 +164,10 @@ def as_workload(
                 "a rate, a load or a number of requests for a Workload object", field="workload", hint=hint
             )
         return _checked(workload, Workload, "workload", 'a Workload, or a name such as "castillo"')
+    require_kind(requests, (int, np.integer, type(None)), "requests", "a whole number")
+    require_kind(seed, (int, np.integer), "seed", "a whole number")
+    for name, number in (("rate", rate), ("load", load)):
+        require_kind(number, (int, float, np.number, type(None)), name, "a number above 0")
     if rate is not None and load is not None:
         raise InputError("both a rate and a load", field="load", hint="give one of them")
     if rate is None and load is None and workload == CASTILLO:
@@ -213,9 +218,8 @@ def uses_predictions(policy: Policy, router: object, fleet: Fleet) -> bool:
 
 
 def _checked(value: object, kind: type[Given], field: str, hint: str) -> Given:
-    if not isinstance(value, kind):
-        raise InputError(f"a {_kind(value)}", field=field, hint=f"give {hint}")
-    return value
+    require_kind(value, kind, field, hint)
+    return cast("Given", value)
 
 
 def _kind(value: object) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 from numpy.typing import ArrayLike, NDArray
 
-from lengthwise.errors import InputError
+from lengthwise.errors import InputError, require_kind
 from lengthwise.settings import read_yaml, validated
 from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
 
@@ -51,7 +51,8 @@ class EngineSpec:
 
     def __post_init__(self) -> None:
         for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-            self._require(field, getattr(self, field) >= 1, "at least 1")
+            value = getattr(self, field)
+            self._require(field, isinstance(value, int | np.integer) and int(value) >= 1, "at least 1")
         self._require("admission", self.admission in get_args(Admission), f"one of {', '.join(get_args(Admission))}")
         self._require("admission_quantile", 0.0 < self.admission_quantile < 1.0, "between 0 and 1")
         self._require(
@@ -302,6 +303,7 @@ class Fleet:
     @classmethod
     def parse(cls, text: str) -> Fleet:
         """Parse "2*llama-3-8b@a100,1*engine.yaml"; without a count, one engine."""
+        require_kind(text, str, "fleet", 'a text such as "1*llama-3-8b@a100"')
         engines: list[EngineSpec] = []
         for part in text.split(","):
             count, name = _count_and_name(part.strip(), text)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from lengthwise.errors import InputError
+from lengthwise.errors import InputError, require_kind
 from lengthwise.workloads.arrivals import redraw, replay
 from lengthwise.workloads.datasets import PACKAGED, castillo_workload, load_castillo
 from lengthwise.workloads.files import VARIABLE, data_home, sample
@@ -114,6 +114,7 @@ def find_trace(name: str) -> Trace:
 
 def load_trace(name_or_path: str | Path, **options: Any) -> Workload:  # noqa: ANN401
     """Load a trace by its name in the catalogue or by its path; `options` are those of `read_workload`."""
+    require_kind(name_or_path, (str, Path), "trace", 'a path, or a name such as "azure_sample"')
     name, path = str(name_or_path), Path(name_or_path)
     looks_like_a_path = path.suffix in {".csv", ".gz", ".json", ".jsonl", ".parquet"} or len(path.parts) > 1
     if name not in TRACES and (looks_like_a_path or path.exists()):

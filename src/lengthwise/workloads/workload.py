@@ -189,6 +189,9 @@ class Workload:
         has_blocks = requests["block_hashes"].null_count < len(requests)
         return cls(requests, name, block_size if has_blocks else None, left_out)
 
+    def __repr__(self) -> str:
+        return f"Workload({self.name!r}, {len(self):,} requests)"
+
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
