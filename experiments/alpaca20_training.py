@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from lengthwise.predictors import scores
-from lengthwise.predictors.encoder import probabilities
 from lengthwise.training.encoder.pack import ASIDE, HELD_OUT, TEST, TRAIN, Pack
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def train_as_authors(
         if len(curve) > _PATIENCE and min(curve[-_PATIENCE:]) > min(curve):
             break
     network.load_state_dict(best)
-    return probabilities(_outputs(network, data, found.test).numpy().astype(np.float64)), curve
+    return softmax(_outputs(network, data, found.test).numpy().astype(np.float64), axis=-1), curve
 
 
 def _authors_network(backbone: Any, bins: int) -> Any:  # noqa: ANN401
@@ -266,7 +266,7 @@ def train_ours(
     trainer = Trainer(network, task, config, seed, device)
     curves = trainer.run()
     outputs, _ = trainer.predict(found.test)
-    return probabilities(outputs[found.test, 0].astype(np.float64)), [row["held_out_loss"] for row in curves]
+    return softmax(outputs[found.test, 0].astype(np.float64), axis=-1), [row["held_out_loss"] for row in curves]
 
 
 def _pack(prompts: TokenisedPrompts, found: LengthClasses, mask_id: int) -> Pack:

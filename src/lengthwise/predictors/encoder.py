@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 from tokenizers import Tokenizer
 
 from lengthwise.errors import InputError
@@ -44,7 +45,8 @@ def places_and_spreads(outputs: Array, kind: str, edges: Array | None = None) ->
     if kind == "logt":
         return values[..., 0], np.exp(log_sigma(values[..., 1]))
     if kind == "bins" and edges is not None:
-        return np.log(np.maximum(probabilities(values) @ middles(edges), 1.0)), None
+        middles = (edges[:-1] + edges[1:]) / 2
+        return np.log(np.maximum(softmax(values, axis=-1) @ middles, 1.0)), None
     return values[..., 0], None
 
 
@@ -57,17 +59,6 @@ def mu_and_sigma(outputs: Array, kind: str, knots: Array | None = None) -> tuple
     if knots is not None:
         place = np.interp(place, knots[0], knots[1])
     return place, np.ones(place.shape) if spread is None else spread
-
-
-def probabilities(logits: Array) -> Array:
-    """Softmax over the last axis."""
-    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(raised / raised.sum(axis=-1, keepdims=True))
-
-
-def middles(edges: Array) -> Array:
-    """Return the middle of each bin."""
-    return np.asarray((edges[:-1] + edges[1:]) / 2)
 
 
 def log_size(tokens: Array) -> Array:
@@ -204,7 +195,7 @@ class EncoderPredictor:
         caps = np.array([each.cap for each in asked], np.int64)
         raw = self._pairs([each.text for each in asked], rows, [each.llm for each in asked])
         if self.edges is not None:
-            return HistogramPredictions.of(self.edges, probabilities(raw), caps)
+            return HistogramPredictions.of(self.edges, softmax(raw, axis=-1), caps)
         mean, std = _statistics(raw, self.head)
         mu, sigma = mu_and_sigma(raw, self.head, self.knots)
         predictions = LogTPredictions.of(mu, sigma, caps, sample_mean=mean, sample_std=std)

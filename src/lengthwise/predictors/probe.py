@@ -242,8 +242,7 @@ class ProbeNetwork(Weights):
         """Return (n, bins) that sum to 1."""
         hidden = np.concatenate([self.standardise(states), features], axis=1) @ self.a + self.a_bias
         logits = (np.maximum(hidden, 0.0) @ self.b + features @ self.skip + self.b_bias).astype(np.float64)
-        mass = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(mass / mass.sum(axis=1, keepdims=True))
+        return np.asarray(special.softmax(logits, axis=1))
 
 
 @dataclass(frozen=True, eq=False)

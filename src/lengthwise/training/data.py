@@ -26,7 +26,7 @@ from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, T
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.datasets import ALPACA, GROUPS, load_alpaca_lengths, load_diverse, prompt_key
 from lengthwise.workloads.files import data_home, read_parquet_table
-from lengthwise.workloads.length_samples import NEVER_ENDED, RAN_AWAY, RAN_AWAY_STD_OVER_MEAN
+from lengthwise.workloads.length_samples import clean_samples
 
 if TYPE_CHECKING:
     from lengthwise.predictors.encoder import TextEncoder
@@ -173,12 +173,7 @@ class PromptTable:
         numbers = {name: number for number, name in enumerate(samples.llms)}
         llm = np.array([numbers[name] for name in samples.table["llm"].to_pylist()])
         raw, capped = _padded(samples)
-        present = raw > 0
-        count = present.sum(axis=1, keepdims=True)
-        mean = raw.sum(axis=1, keepdims=True) / count
-        spread = np.sqrt((np.where(present, raw - mean, 0.0) ** 2).sum(axis=1, keepdims=True) / count)
-        runaway = (raw > RAN_AWAY) & (spread > RAN_AWAY_STD_OVER_MEAN * mean)
-        clean = present & (raw < NEVER_ENDED) & ~runaway
+        clean = clean_samples(raw)
         lengths = np.zeros((len(about), len(numbers), raw.shape[1]), np.int16)
         censored = np.zeros(lengths.shape, bool)
         # A pool has several rows for a prompt: the last one stays.

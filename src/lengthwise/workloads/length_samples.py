@@ -43,8 +43,22 @@ _HINTS = {
 
 # CASTILLO's rule for answers that never ended or ran away (its limit is 15,000 tokens).
 NEVER_ENDED = 14_999
-RAN_AWAY = 8_499
-RAN_AWAY_STD_OVER_MEAN = 2.0
+_RAN_AWAY = 8_499
+_RAN_AWAY_STD_OVER_MEAN = 2.0
+
+
+def clean_samples(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """False for degenerate samples by CASTILLO's rule, and for 0, where a row (rows, samples) has no sample.
+
+    Degenerate: length >= 14,999, or length > 8,499 where std > 2 * mean over the row's samples
+    (population std, as in upstream's own output_std).
+    """
+    present = lengths > 0
+    count = present.sum(axis=1, keepdims=True)
+    mean = lengths.sum(axis=1, keepdims=True) / count
+    spread = np.sqrt((np.where(present, lengths - mean, 0.0) ** 2).sum(axis=1, keepdims=True) / count)
+    runaway = (lengths > _RAN_AWAY) & (spread > _RAN_AWAY_STD_OVER_MEAN * mean)
+    return np.asarray(present & (lengths < NEVER_ENDED) & ~runaway)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +120,9 @@ class LengthSamples:
         return cast("NDArray[np.bool_]", self._matrix("capped"))
 
     def clean_mask(self) -> NDArray[np.bool_]:
-        """False for degenerate samples by CASTILLO's rule, as (rows, samples).
-
-        Degenerate: length >= 14,999, or length > 8,499 where std > 2 * mean over the row's samples
-        (population std, as in upstream's own output_std).
-        """
+        """False for degenerate samples by CASTILLO's rule (`clean_samples`), as (rows, samples)."""
         lengths = self.lengths_matrix()
-        if not lengths.size:
-            return np.ones(lengths.shape, bool)
-        spread = lengths.std(axis=1, keepdims=True) > RAN_AWAY_STD_OVER_MEAN * lengths.mean(axis=1, keepdims=True)
-        clean: NDArray[np.bool_] = ~((lengths >= NEVER_ENDED) | ((lengths > RAN_AWAY) & spread))
-        return clean
+        return clean_samples(lengths) if lengths.size else np.ones(lengths.shape, bool)
 
     def clean_mean(self) -> NDArray[np.float64]:
         """Mean of each row's clean samples; NaN for a row without any."""
