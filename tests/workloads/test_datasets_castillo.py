@@ -115,15 +115,11 @@ def test_broken_json_is_named(hub_layout: Path, text: str, message: str) -> None
     assert message in str(caught.value)
 
 
-def test_folders_and_configs_without_castillo_are_refused(tmp_path: Path) -> None:
+def test_folders_without_castillo_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no CASTILLO data"):
         load_castillo(tmp_path)
     with pytest.raises(InputError, match="no such folder"):
         load_castillo(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="no config 'clean'"):
-        load_castillo(config="clean")
-    with pytest.raises(InputError, match="packaged sample: holds config original only"):
-        load_castillo(config="sanitized")
 
 
 def test_a_line_separator_inside_a_prompt_is_not_the_end_of_a_line(hub_layout: Path) -> None:

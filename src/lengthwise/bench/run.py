@@ -50,6 +50,7 @@ _HINT: Final = (
     "and give the same --token"
 )
 _POLL_S: Final = 0.5
+_PATIENCE_S: Final = 600.0  # for an idle engine with its predictor loaded
 
 
 class BenchServer:
@@ -66,7 +67,7 @@ class BenchServer:
         """Find the served model."""
         return cls(client, token, await served_model(client, None))
 
-    async def begin(self, arm: Arm, plan: TrafficPlan, *, patience_s: float = 600.0) -> dict[str, Any]:
+    async def begin(self, arm: Arm, plan: TrafficPlan) -> dict[str, Any]:
         """Switch to an arm once the engine is idle, everything learned cleared and its predictor loaded."""
         command: dict[str, Any] = {
             "do": "begin",
@@ -77,14 +78,14 @@ class BenchServer:
             command["probe"] = arm.probe
         if plan.llm is not None and plan.workload is None and not plan.own_answers:
             command |= {"llm": plan.llm, "scale": plan.scale}
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + _PATIENCE_S
         while True:
             reply = await self._send(command)
             if reply.get("ready"):
                 return reply
             if time.monotonic() > deadline:
                 what = "does not become idle" if reply.get("busy") else f"does not load predictor {arm.predictor}"
-                raise InputError(f"the server {what} in {patience_s:.0f} s", source=self.url, hint="see its log")
+                raise InputError(f"the server {what} in {_PATIENCE_S:.0f} s", source=self.url, hint="see its log")
             await asyncio.sleep(_POLL_S)
 
     async def end(self) -> dict[str, Any]:

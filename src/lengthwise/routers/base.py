@@ -317,12 +317,12 @@ ROUTERS: Final[Mapping[str, tuple[str, str]]] = {
 """Built-in names, with module and class. Imported when used, because all but the first two need Numba."""
 
 
-def make_router(spec: str, *, imports: bool = True) -> Router:
-    """Return a fresh router. With `imports` False, dotted paths are refused."""
+def make_router(spec: str) -> Router:
+    """Return a fresh router."""
     parsed = parse_spec(spec, "router")
     if parsed.inner is not None:
         raise InputError(f"router {parsed.base} wraps no other router", hint="write NAME or NAME:PARAMETER=NUMBER")
-    found = find(parsed, "router", ROUTERS, imports=imports)
+    found = find(parsed, "router", ROUTERS)
     if isinstance(found, tuple):
         module, name = found
         found = getattr(import_module(f"lengthwise.routers.{module}"), name)

@@ -32,8 +32,8 @@ from lengthwise.workloads.workload import LeftOut, Workload
 PACKAGED = "packaged sample"
 """The `origin` of the slice that ships with the package."""
 
-CONFIGS = ("sanitized", "original", "degenerate")
 SPLITS = ("train", "validate", "test")
+_CONFIG = "original"  # of the hub; `LengthSamples.clean_mask` marks its degenerate samples
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LOCAL_FIELDS = {
     "dataset": "corpus",
@@ -45,18 +45,14 @@ _LOCAL_FIELDS = {
 _HUB_FIELDS = {**_LOCAL_FIELDS, "prompt_id": "prompt_id", "prompt_text": "prompt"}
 
 
-def load_castillo(
-    where: str | Path | None = None, config: str = "original", split: str | Collection[str] | None = None
-) -> LengthSamples:
+def load_castillo(where: str | Path | None = None, split: str | Collection[str] | None = None) -> LengthSamples:
     """Return CASTILLO's length samples, of all splits or of the given ones.
 
     `where` is a folder (lengths.parquet and prompts.parquet, or the hub's own layout) or a hub name such as
     "danfperam/castillo". Without it: $LENGTHWISE_DATA/castillo if it exists, else the packaged slice; `origin`
     of the result names it.
     """
-    if config not in CONFIGS:
-        raise InputError(f"CASTILLO has no config '{config}'", hint=f"one of: {', '.join(CONFIGS)}")
-    samples = _open(where, config)
+    samples = _open(where)
     return samples if split is None else samples.where(split=split)
 
 
@@ -112,47 +108,33 @@ def _left_out(clean: NDArray[np.bool_]) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(rule, rows) for rule, rows in rules.items() if rows)
 
 
-def _open(where: str | Path | None, config: str) -> LengthSamples:
+def _open(where: str | Path | None) -> LengthSamples:
     if where is None:
         home = data_home()
         if home is None or not (home / "castillo").is_dir():
-            _only_original(config, PACKAGED)
             return LengthSamples.from_table(read_parquet_table(sample("castillo.parquet")), origin=PACKAGED)
         where = home / "castillo"
     folder = Path(where)
     if folder.is_dir():
-        return _from_folder(folder, config, origin=str(folder))
+        return _from_folder(folder, origin=str(folder))
     if _HUB_NAME.fullmatch(str(where)) and not folder.exists():
-        return _from_folder(_download(str(where), config), config, origin=str(where))
+        return _from_folder(_download(str(where)), origin=str(where))
     raise InputError("no such folder", source=where, hint="give a folder, or a hub name such as danfperam/castillo")
 
 
-def _from_folder(folder: Path, config: str, *, origin: str) -> LengthSamples:
+def _from_folder(folder: Path, *, origin: str) -> LengthSamples:
     lengths = folder / "lengths.parquet"
     if lengths.is_file():
-        _only_original(config, folder)
         return LengthSamples.from_table(_join(lengths, folder / "prompts.parquet"), origin=origin, source=lengths)
-    parts = [
-        _hub_rows(folder / config / f"{config}_{split}.json", split)
-        for split in SPLITS
-        if (folder / config / f"{config}_{split}.json").is_file()
-    ]
+    files = {split: folder / _CONFIG / f"{_CONFIG}_{split}.json" for split in SPLITS}
+    parts = [_hub_rows(path, split) for split, path in files.items() if path.is_file()]
     if not parts:
         raise InputError(
             "holds no CASTILLO data",
             source=folder,
-            hint=f"expected lengths.parquet and prompts.parquet, or {config}/{config}_train.json and so on",
+            hint=f"expected lengths.parquet and prompts.parquet, or {_CONFIG}/{_CONFIG}_train.json and so on",
         )
     return LengthSamples(pa.concat_tables(part.table for part in parts).combine_chunks(), origin)
-
-
-def _only_original(config: str, source: str | Path) -> None:
-    if config != "original":
-        raise InputError(
-            f"holds config original only, not {config}",
-            source=source,
-            hint="LengthSamples.clean_mask() marks the degenerate samples",
-        )
 
 
 def _join(lengths: Path, prompts: Path) -> pa.Table:
@@ -204,7 +186,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _download(name: str, config: str) -> Path:
+def _download(name: str) -> Path:
     try:
         import huggingface_hub
     except ImportError as error:
@@ -215,7 +197,7 @@ def _download(name: str, config: str) -> Path:
         ) from error
     try:
         return Path(
-            huggingface_hub.snapshot_download(repo_id=name, repo_type="dataset", allow_patterns=[f"{config}/*"])
+            huggingface_hub.snapshot_download(repo_id=name, repo_type="dataset", allow_patterns=[f"{_CONFIG}/*"])
         )
     except OSError as error:  # the hub's errors for a bad name, no network and HTTP are all of this kind
         raise InputError(
