@@ -28,10 +28,12 @@ from experiments.routing import (
     SECONDS,
     VARIED,
     WORKLOADS,
+    Cell,
     Place,
     React,
+    Routing,
 )
-from experiments.study import Call, Claim, Run, SeededGrid, SeedResults, Study, sections
+from experiments.study import Call, Claim, Run, SeededGrid, Study, sections
 from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, simulate
@@ -57,16 +59,6 @@ STATEMENTS: Final = (
 """On figures 1A and 1B: engines, requests per second, and E2 over the baselines where the text has a number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A router with a predictor, an order inside engines, and its charge per choice (None: as measured here)."""
-
-    router: str
-    predictor: str | None = None
-    policy: str = "fcfs"
-    charge_s: float | None = None
-
-
 @dataclass(frozen=True)
 class FiguresGrid(SeededGrid):
     """What is simulated."""
@@ -77,7 +69,7 @@ class FiguresGrid(SeededGrid):
     seconds: float = SECONDS
 
 
-def routed(where: Setting, rate: float, variant: Variant, charge_s: float, cut_at_s: float) -> dict[str, Any]:
+def routed(where: Setting, rate: float, variant: Routing, charge_s: float, cut_at_s: float) -> dict[str, Any]:
     """Return the mean normalized latency of all requests, and of those that finished in time, with their share."""
     outcome = simulate(
         where.workload_at(rate),
@@ -97,41 +89,33 @@ def routed(where: Setting, rate: float, variant: Variant, charge_s: float, cut_a
 
 
 @dataclass(frozen=True)
-class Routed(SeedResults):
-    """A variant in a place: one result per seed."""
-
-    place: Place
-    variant: Variant
-
-
-@dataclass(frozen=True)
 class FiguresResult:
     """Everything measured."""
 
     grid: FiguresGrid
-    cells: tuple[Routed, ...]
+    cells: tuple[Cell, ...]
 
-    def find(self, lengths: str, engines: int, rate: float, variant: Variant) -> Routed | None:
+    def find(self, lengths: str, engines: int, rate: float, variant: Routing) -> Cell | None:
         """The cell of a variant in a place, None if it was not run."""
         wanted = (Place(lengths, engines, rate), variant)
-        return next((cell for cell in self.cells if (cell.place, cell.variant) == wanted), None)
+        return next((cell for cell in self.cells if (cell.place, cell.run) == wanted), None)
 
     def ratio(
-        self, lengths: str, engines: int, rate: float, variant: Variant, base: Variant, rule: str
+        self, lengths: str, engines: int, rate: float, variant: Routing, base: Routing, rule: str
     ) -> Ratio | None:
         """One variant over another, None if either was not run."""
         ours, theirs = (self.find(lengths, engines, rate, each) for each in (variant, base))
         return None if ours is None or theirs is None else ours.over(theirs, rule)
 
 
-E2, E2_TRUE = Variant("e2"), Variant("e2_length", "oracle")
-OURS, OURS_TRUE = Variant("lengthwise", "none"), Variant("lengthwise", "oracle")
-NAIVE: Final = tuple(Variant(name) for name in ("random", "round_robin", LOR))
+E2, E2_TRUE = Routing("e2"), Routing("e2_length", "oracle")
+OURS, OURS_TRUE = Routing("lengthwise", "none"), Routing("lengthwise", "oracle")
+NAIVE: Final = tuple(Routing(name) for name in ("random", "round_robin", LOR))
 FAITHFUL: Final = tuple(
-    Variant(router, predictor, "lpm")
+    Routing(router, predictor, "lpm")
     for router, predictor in ((LOR, None), (CODE_E2, None), (CODE_E2_LENGTH, "oracle"))
 )
-CHARGED: Final = tuple(Variant("e2", charge_s=charge) for charge in CHARGES_S)
+CHARGED: Final = tuple(Routing("e2", charge_s=charge) for charge in CHARGES_S)
 NAMES: Final = {
     E2: "e2", E2_TRUE: "e2_length, true lengths", OURS: "lengthwise, no lengths", OURS_TRUE: "lengthwise, true lengths",
     **{variant: variant.router for variant in NAIVE},
@@ -139,7 +123,7 @@ NAMES: Final = {
 }  # fmt: skip
 
 
-def _plan(grid: FiguresGrid) -> Iterator[tuple[Place, Variant]]:
+def _plan(grid: FiguresGrid) -> Iterator[tuple[Place, Routing]]:
     """The places of the paper's statements first."""
     high = [rate for rate in grid.rates if rate >= 64.0]
     for engines in grid.engines:
@@ -149,18 +133,18 @@ def _plan(grid: FiguresGrid) -> Iterator[tuple[Place, Variant]]:
                 yield from ((Place(FIXED, engines, rate), variant) for variant in FAITHFUL[:2])
         yield from ((Place(FIXED, engines, max(grid.rates)), variant) for variant in CHARGED)
     for rate in high:
-        for variant in (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE, *FAITHFUL):
+        for variant in (Routing(LOR), E2, E2_TRUE, OURS, OURS_TRUE, *FAITHFUL):
             yield Place(VARIED, COMPARED, rate), variant
         for engines in grid.engines[-2:]:
             yield from (
-                (Place(BY_PREFIX, engines, rate), variant) for variant in (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE)
+                (Place(BY_PREFIX, engines, rate), variant) for variant in (Routing(LOR), E2, E2_TRUE, OURS, OURS_TRUE)
             )
 
 
 def measure(run: Run, grid: FiguresGrid) -> FiguresResult:
     """Run everything that the cache does not have."""
 
-    def task(name: tuple[Place, Variant], seed: int) -> Call:
+    def task(name: tuple[Place, Routing], seed: int) -> Call:
         place, variant = name
         source = React(place.workload, round(grid.seconds * place.at))
         where = Setting(source, Fleet.parse(f"{place.engines}*{ENGINE}"), seed, own_arrivals=False)
@@ -169,7 +153,7 @@ def measure(run: Run, grid: FiguresGrid) -> FiguresResult:
         return Call(routed, (where, place.at, variant, charge_s, grid.seconds))
 
     found = run.by_seed("react", list(dict.fromkeys(_plan(grid))), grid.seeds, task)
-    return FiguresResult(grid, tuple(Routed(*name, seeds=each) for name, each in found.items()))
+    return FiguresResult(grid, tuple(Cell(*name, seeds=each) for name, each in found.items()))
 
 
 def tables(found: FiguresResult) -> list[Table]:
@@ -178,10 +162,10 @@ def tables(found: FiguresResult) -> list[Table]:
         _latencies(found, FIXED, (*NAIVE, E2, OURS), "Figures 1A and 1B, 150 tokens"),
         _overhead(found),
         _variance(found),
-        _latencies(found, VARIED, (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE), "Figure 2, 1 or 300 tokens"),
+        _latencies(found, VARIED, (Routing(LOR), E2, E2_TRUE, OURS, OURS_TRUE), "Figure 2, 1 or 300 tokens"),
         _latencies(found, FIXED, FAITHFUL[:2], "The authors' settings (lpm inside engines), 150 tokens"),
         _latencies(found, VARIED, FAITHFUL, "The authors' settings (lpm inside engines), 1 or 300 tokens"),
-        _latencies(found, BY_PREFIX, (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE), "A length for each prefix"),
+        _latencies(found, BY_PREFIX, (Routing(LOR), E2, E2_TRUE, OURS, OURS_TRUE), "A length for each prefix"),
         _true_lengths(found),
     ]
 
@@ -190,7 +174,7 @@ def _spots(found: FiguresResult, lengths: str) -> list[tuple[int, float]]:
     return sorted({(c.place.engines, c.place.at) for c in found.cells if c.place.workload == lengths})
 
 
-def _latencies(found: FiguresResult, lengths: str, variants: Sequence[Variant], title: str) -> Table:
+def _latencies(found: FiguresResult, lengths: str, variants: Sequence[Routing], title: str) -> Table:
     """Mean normalized latency under both rules, and the first E2 over least outstanding."""
     e2 = next(place for place, variant in enumerate(variants) if variant.router.startswith("e2"))
     lor = next(place for place, variant in enumerate(variants) if variant.router == LOR)
@@ -229,7 +213,7 @@ def _overhead(found: FiguresResult) -> Table:
     return Table(f"Figure 1C: E2's latency by its charge per choice, 150 tokens, {rate:g}/s", columns, rows, notes)
 
 
-def _spread_cost(found: FiguresResult, variant: Variant, rate: float, rule: str) -> Ratio | None:
+def _spread_cost(found: FiguresResult, variant: Routing, rate: float, rule: str) -> Ratio | None:
     """Latency with lengths of 1 or 300 over that with 150 for all: the same mean, arrivals and prompts."""
     varied, fixed = (found.find(lengths, COMPARED, rate, variant) for lengths in (VARIED, FIXED))
     return None if varied is None or fixed is None else varied.over(fixed, rule)
@@ -238,7 +222,7 @@ def _spread_cost(found: FiguresResult, variant: Variant, rate: float, rule: str)
 def _variance(found: FiguresResult) -> Table:
     rows = []
     for rate in found.grid.rates:
-        for variant in (Variant(LOR), E2, OURS):
+        for variant in (Routing(LOR), E2, OURS):
             ratios = [_spread_cost(found, variant, rate, rule) for rule in RULES]
             shown = [multiple(ratio) for ratio in ratios if ratio is not None]
             if len(shown) == len(RULES):
@@ -274,7 +258,7 @@ def claims(found: FiguresResult) -> list[Claim]:
                 if ratio is not None:
                     rows.append(Claim(f"{statement}: E2 over {base.router}", value, ratio, setting))
         for rate in found.grid.rates:
-            for variant in (E2, Variant(LOR)):
+            for variant in (E2, Routing(LOR)):
                 ratio = _spread_cost(found, variant, rate, rule)
                 if ratio is not None:
                     rows.append(Claim(f"1 or 300 over 150 tokens, {rate:g}/s: {variant.router}", None, ratio, setting))

@@ -120,10 +120,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A router and its predictor; None where it uses no lengths."""
+    """A router with its predictor, the order inside engines, and the charge per choice."""
 
     router: str
     predictor: str | None = None
+    """None where it uses no lengths."""
+    policy: str = "fcfs"
+    charge_s: float | None = None
+    """None: as measured here."""
 
     def __str__(self) -> str:
         return self.router if self.predictor is None else f"{self.router} ({self.predictor})"

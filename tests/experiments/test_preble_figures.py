@@ -14,11 +14,10 @@ from experiments.preble_figures import (
     STUDY,
     FiguresGrid,
     FiguresResult,
-    Variant,
     measure,
     routed,
 )
-from experiments.routing import BY_PREFIX, FIXED, React
+from experiments.routing import BY_PREFIX, FIXED, React, Routing
 from experiments.study import Run
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.simulator.tasks import ResultCache, Setting
@@ -37,7 +36,7 @@ def test_the_cut_counts_only_requests_that_finish_in_time() -> None:
     where = Setting(React("20:1", 192), Fleet.parse("2*mistral-7b@a6000"), 0)
     outcome = simulate(where.workload_at(RATE), where.fleet, "fcfs", router=LOR)
     cut_at_s = float(np.median(outcome.finish))
-    both = routed(where, RATE, Variant(LOR), 0.0, cut_at_s)
+    both = routed(where, RATE, Routing(LOR), 0.0, cut_at_s)
     per_token = (outcome.finish - outcome.arrival) / outcome.output_tokens
     counted = outcome.finish <= cut_at_s
     assert both[DRAINED] == pytest.approx(per_token.mean())
@@ -62,7 +61,7 @@ def test_by_prefix_each_workload_has_one_length_and_all_differ() -> None:
 def test_every_charge_and_lengths_by_prefix_are_run(found: FiguresResult) -> None:
     assert all(found.find(FIXED, 8, RATE, variant) is not None for variant in CHARGED)
     assert found.find(BY_PREFIX, 8, RATE, E2) is not None
-    assert found.ratio(FIXED, 8, RATE, E2, Variant("unknown"), DRAINED) is None
+    assert found.ratio(FIXED, 8, RATE, E2, Routing("unknown"), DRAINED) is None
 
 
 def test_tables_and_claims_are_complete(found: FiguresResult) -> None:
