@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from lengthwise.cli.output import need_folder, show
+from lengthwise.cli.output import AsJson, need_folder, show
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin
 from lengthwise.reports.progress import late_bar
@@ -16,13 +15,6 @@ from lengthwise.reports.tables import share
 
 app = typer.Typer(no_args_is_help=True, help="Predict remaining tokens from an LLM's hidden states (TRAIL).")
 EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
-
-
-class BinKind(StrEnum):
-    """Bins of remaining length."""
-
-    LOG = "log"
-    PAPER = "paper"
 
 
 @app.command()
@@ -34,12 +26,13 @@ def train(
     ] = "default",
     llm: Annotated[str, typer.Option(help="The LLM of the hidden states.")] = EMBEDDED,
     bins: Annotated[
-        BinKind, typer.Option(help="log: bins that grow up to the cap; paper: TRAIL's ten on 0 to 512.")
-    ] = BinKind.LOG,
+        Literal["log", "paper"],
+        typer.Option(help="log: bins that grow up to the cap; paper: TRAIL's ten on 0 to 512."),
+    ] = "log",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training states.")] = 12,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report with plots.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a probe: layers are compared on held-out training prompts, and the best is written as one small file.
 
@@ -50,19 +43,15 @@ def train(
     """
     need_folder(out, "--out")
     need_folder(report, "--report", ".html")
-    try:
-        from lengthwise.training.probe.learn import ProbeRecipe
-    except ModuleNotFoundError as error:
-        raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
     from lengthwise.predictors.probe import log_bins, paper_bins, write_probe
     from lengthwise.reports.probe import probe_document
-    from lengthwise.training.probe.learn import train_probe
+    from lengthwise.training.probe.learn import ProbeRecipe, train_probe
     from lengthwise.training.probe.states import read_states
 
     with late_bar() as bar:
         bar("predictions from the prompts", 0.0)
         found = read_states(states, predictor, llm)
-        chosen = paper_bins() if bins is BinKind.PAPER else log_bins(found.cap)
+        chosen = paper_bins() if bins == "paper" else log_bins(found.cap)
         recipe = ProbeRecipe(epochs=epochs, seed=seed)
         trained = train_probe(found, chosen, llm, recipe=recipe, name=out.stem, report=bar)
     write_probe(out, trained.probe)
@@ -118,10 +107,8 @@ def collect(
     from lengthwise.cli.collect import read_prompts  # HTTP, which training does not need
 
     selected = read_prompts(prompts)[:limit]
-    try:
-        from lengthwise.training.probe.hidden_states import AnswerSettings, collect_states
-    except ModuleNotFoundError as error:
-        raise InputError(f"collecting needs {error.name}", hint="run `make engine`") from error
+    from lengthwise.training.probe.hidden_states import AnswerSettings, collect_states
+
     settings = AnswerSettings(
         layers=depth, temperature=temperature, top_p=top_p, repetition_penalty=repetition_penalty,
         frequency_penalty=frequency_penalty, max_tokens=max_tokens, every=every, positions=positions, batch=batch,

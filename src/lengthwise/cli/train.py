@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from lengthwise.cli.output import need_folder
-from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.training.encoder.config import TrainingConfig, read_config
 
@@ -31,12 +30,10 @@ def train(
     settings = read_config(config)
     path = Path(f"{settings.name}.lw") if out is None else out
     need_folder(path, "--out")
-    try:
-        from lengthwise.training.encoder.package import write_predictor
-        from lengthwise.training.encoder.run import load_weights, prepare
-        from lengthwise.training.encoder.run import train as train_all
-    except ModuleNotFoundError as error:
-        raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
+    from lengthwise.training.encoder.package import write_predictor
+    from lengthwise.training.encoder.run import load_weights, prepare
+    from lengthwise.training.encoder.run import train as train_all
+
     with late_bar() as bar:
         prepared = prepare(settings)
         if weights is not None:

@@ -93,11 +93,9 @@ class Loaded:
 
 def load_backbone(name: str, max_tokens: int) -> Loaded:
     """Load by folder, hub name, or the installed package of MiniLM; an unknown one is an InputError."""
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
     where = str(package_folder()) if name == _PACKAGE else str(Path(name).expanduser())
-    try:
-        from transformers import AutoConfig, AutoModel, AutoTokenizer
-    except ImportError as error:
-        raise InputError("training needs packages", hint="pip install 'lengthwise[train]'") from error
     hint = f"give a hub name, a folder, or {_PACKAGE}; kinds: {', '.join(KNOWN)}"
     try:
         config = AutoConfig.from_pretrained(where)

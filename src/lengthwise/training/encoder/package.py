@@ -262,11 +262,9 @@ def _quantised(model: bytes) -> bytes:
     The head stays in float: it is small, and its scales would be taken over all LLMs of a call, so that a prediction
     would depend on the other LLMs of the call.
     """
-    try:
-        import onnx
-        from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise InputError("int8 needs the package onnx", hint="pip install 'lengthwise[train]'") from error
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
+
     nodes = [node for node in onnx.load_from_string(model).graph.node if node.name.startswith("/head")]
     # The quantiser turns a Gemm into a MatMul of this name.
     head = [name for node in nodes for name in (node.name, f"{node.name}_MatMul")]
