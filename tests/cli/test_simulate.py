@@ -73,7 +73,7 @@ def test_the_default_predictor_is_fast_for_prompts_and_history_without_text(tmp_
     assert list(json.loads(run(source, *few).stdout)["predictors"]) == ["history"]
 
 
-def test_every_output_of_the_oracle_says_true_lengths(tmp_path: Path) -> None:
+def test_every_output_of_the_oracle_states_true_lengths(tmp_path: Path) -> None:
     source, page = str(batch(tmp_path / "w.parquet", arrivals=True)), tmp_path / "out.html"
     command = (source, "--policy", "fcfs,sjf", "--predictor", "oracle", "--report", str(page))
     assert "TRUE LENGTHS" in run(*command).stdout

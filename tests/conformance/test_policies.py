@@ -38,7 +38,7 @@ def test_keys_as_arrays_are_the_single_keys_and_finite(
 
 
 @given(policies, jobs(), views, views, times, times, st.integers(0, 20_000))
-def test_a_key_depends_only_on_what_its_rekey_class_allows(
+def test_a_key_depends_only_on_the_inputs_of_its_rekey_class(
     policy: Policy, job: Job, view: QueueView, other: QueueView, now: float, later: float, generated: int
 ) -> None:
     assume(policy.rekey != "on_time")

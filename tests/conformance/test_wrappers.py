@@ -110,7 +110,7 @@ def test_classes_preempts_the_least_urgent_for_memory_and_for_more_urgent_jobs(
 
 
 @given(preempting(depth=0), st.lists(jobs(), min_size=1, max_size=6), jobs(), st.floats(0, 100))
-def test_rounds_hold_for_running_jobs_too(inside: str, running: list[Job], candidate: Job, now: float) -> None:
+def test_rounds_also_hold_for_running_jobs(inside: str, running: list[Job], candidate: Job, now: float) -> None:
     candidate.update_prediction(Point(1))
     candidate.generated = candidate.priority = 0
     for wrapper in ("fair", "bounded"):

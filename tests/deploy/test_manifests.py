@@ -102,7 +102,7 @@ def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     assert found.returncode == 0, found.stdout
 
 
-def test_the_dockerfile_copies_what_the_build_needs() -> None:
+def test_the_dockerfile_copies_the_files_of_the_build() -> None:
     copied = [line.split()[1:-1] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for name in (name for names in copied for name in names if not name.startswith(("--", "/"))):

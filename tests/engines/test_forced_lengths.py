@@ -49,7 +49,7 @@ def test_no_length_is_forced_by_default() -> None:
     assert ForcedLengths.of({"llm": "x"}) == ForcedLengths("x", 1.0)
 
 
-def test_the_quick_predictor_is_given_the_forced_llm_too() -> None:
+def test_the_quick_predictor_also_predicts_the_forced_llm() -> None:
     service = ForcedLengths("grown", 0.5).service("default")
     assert service._worker is not None
     assert service._worker._quick is not None

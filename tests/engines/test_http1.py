@@ -125,7 +125,7 @@ FRAMES = {
 
 @pytest.mark.parametrize("frame", FRAMES)
 @given(cuts=st.lists(st.integers(0, 120), max_size=4))
-def test_an_answer_is_the_same_however_it_is_framed_and_cut(frame: str, cuts: list[int]) -> None:
+def test_an_answer_is_the_same_in_any_framing_and_pieces(frame: str, cuts: list[int]) -> None:
     raw, close = FRAMES[frame]
     edges = [0, *sorted(cut % len(raw) for cut in cuts), len(raw)]
     pieces = [raw[a:b] for a, b in itertools.pairwise(edges) if a < b]
@@ -252,7 +252,7 @@ async def test_an_idle_connection_is_closed_after_idle_s() -> None:
         await asyncio.wait_for(ended.wait(), 10)
 
 
-async def test_a_head_request_has_no_body_whatever_its_length() -> None:
+async def test_a_head_request_has_no_body() -> None:
     async with connected(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n")) as pool:
         assert await exchange(pool, "HEAD", None) == (200, b"")
 

@@ -141,7 +141,7 @@ def test_running_requests_are_preempted_for_shorter_ones_at_most_twice(vllm: dic
     assert next(iter(served["fcfs"]["answers"])).startswith("long")
 
 
-def test_every_answer_is_token_for_token_what_it_is_without_preemption(vllm: dict[str, Any]) -> None:
+def test_preemption_changes_no_token_of_an_answer(vllm: dict[str, Any]) -> None:
     served = vllm["preempting"]
     assert len(served["fcfs"]["answers"]) == 14
     assert served[SRPT]["answers"] == served["fcfs"]["answers"]

@@ -220,7 +220,7 @@ def test_a_bad_command_is_answered_with_an_error_and_changes_nothing(scheduler: 
     assert scheduler.length_policy.name == "sjf"
 
 
-def test_a_bench_that_dies_leaves_the_server_as_it_was(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_is_restored_after_a_bench_dies(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Console(scheduler)
     bench("begin", policy="fcfs")
     now = time.monotonic()

@@ -224,7 +224,7 @@ def test_the_hidden_states_of_a_layer_are_returned_in_order_and_after_it() -> No
     assert "set_aux_hidden_state_layers" in dir(LlamaForCausalLM)
 
 
-def test_the_configuration_has_what_a_probe_is_checked_against(stock: Scheduler) -> None:
+def test_the_configuration_has_the_fields_that_a_probe_is_checked_against(stock: Scheduler) -> None:
     config = stock.vllm_config
     assert config.model_config.get_hidden_size() == 16
     assert config.model_config.get_total_num_hidden_layers() == 1

@@ -126,7 +126,7 @@ def test_victims_are_searched_only_in_steps_that_may_preempt(model: Path, depth:
     "policy", ["srpt:c=0.8", "srpt:c=1,times=100", "gittins:margin=1,times=100", "bounded(srpt:c=0.8):overtakes=9"]
 )
 @pytest.mark.parametrize(("blocks", "caching"), [(1000, False), (24, True)])
-def test_every_answer_is_whole_and_in_order_however_often_it_was_preempted(
+def test_every_answer_is_complete_and_in_order_after_any_number_of_preemptions(
     model: Path, policy: str, depth: int, blocks: int, caching: bool, cls: type[Any]
 ) -> None:
     preempted = 0

@@ -86,7 +86,7 @@ def test_a_request_that_proves_long_is_preempted_for_a_shorter_one(model: Path, 
 )
 @pytest.mark.parametrize(("blocks", "caching"), [(1000, False), (24, True)])
 @pytest.mark.parametrize("chunked", [True, False])
-def test_every_request_is_read_at_its_own_positions_however_often_it_is_preempted(
+def test_every_request_is_read_at_its_positions_after_any_number_of_preemptions(
     model: Path, probe: Path, cls: type[Any], depth: int, blocks: int, caching: bool, chunked: bool
 ) -> None:
     """With mixed steps, chunked prefill, recomputation, memory running out, aborts, and outputs a step late."""

@@ -31,7 +31,7 @@ def test_every_token_of_every_request_has_its_state(served: dict[str, Any]) -> N
             assert {generated for one, generated, of in reported if (one, of) == (name, layer)} == set(range(ANSWER))
 
 
-def test_every_state_is_what_transformers_computes_from_the_same_tokens(served: dict[str, Any]) -> None:
+def test_every_state_equals_that_of_transformers_for_the_same_tokens(served: dict[str, Any]) -> None:
     worst = max(served["rows"], key=lambda row: row["distance"])
     assert worst["distance"] < 0.01, worst
     # A state of another request would be noticed.

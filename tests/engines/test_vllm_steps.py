@@ -34,7 +34,7 @@ def traffic(seed: int) -> dict[int, list[Any]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_log_holds_what_each_step_computed(model: Path, tmp_path: Path, seed: int) -> None:
+def test_the_log_holds_the_content_of_each_step(model: Path, tmp_path: Path, seed: int) -> None:
     path = tmp_path / "steps.parquet"
     limits: dict[str, Any] = {"slots": 4, "budget": 96, "blocks": 40, "prefix_caching": True}
     scheduler = make_scheduler(LengthwiseScheduler, model, policy="sjf", predictor="none", steps=path, **limits)

@@ -106,7 +106,7 @@ def test_a_real_predictor_predicts_an_llm_it_was_not_trained_on() -> None:
     assert np.isfinite(row.adapted.tau)
 
 
-def test_the_table_has_a_row_per_llm_and_without_data_the_study_says_what_it_needs(
+def test_the_table_has_a_row_per_llm_and_without_data_the_study_names_its_input(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     row = LeftOut("m", 180, 100, Scores(0.6, 0.5, 0.9), Scores(0.5, 0.5, 0.9), (Scores(0.58, 0.5, 0.9),))

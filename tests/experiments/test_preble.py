@@ -96,7 +96,7 @@ def test_every_router_gets_the_same_requests_in_every_place(found: PrebleResult)
             assert {seed["refused"] for cell in here for seed in cell.seeds} == {0}
 
 
-def test_a_second_run_computes_nothing_and_finds_the_same(found: PrebleResult, cache: Path) -> None:
+def test_a_second_run_computes_nothing_and_returns_the_same(found: PrebleResult, cache: Path) -> None:
     run = Run(ResultCache(cache))
     assert measure(run, SMALL) == found
     assert run.counts[1] == 0

@@ -114,7 +114,7 @@ def test_predictions_that_know_the_median_order_prompts_well(doubled: ReasoningR
         assert 0.5 < half.tau_of_halves <= 1
 
 
-def test_capped_answers_are_compared_with_predictions_capped_alike() -> None:
+def test_capped_answers_are_compared_with_predictions_of_the_same_cap() -> None:
     found = compare(IgnoresSentence(), made_up(1.0, limit=200))
     plain = found.holding("plain", None)
     assert plain.cut == pytest.approx(plain.cut_predicted, abs=0.03)
@@ -164,7 +164,7 @@ def answers(ids: list[str], **more: Any) -> LengthSamples:
     return LengthSamples.from_table({**rows, "lengths": [[int(i), 2] for i in ids], **more}, origin="made up")
 
 
-def test_the_packaged_pairs_are_castillos_test_prompts_asked_twice() -> None:
+def test_the_packaged_pairs_are_castillos_test_prompts_with_and_without_the_sentence() -> None:
     pairs = load_reasoning()
     assert (len(pairs), pairs.max_tokens, pairs.plain.llms) == (60, LIMIT, ("SmolLM2-135M-Instruct",))
     castillo = load_castillo().where(split="test").table

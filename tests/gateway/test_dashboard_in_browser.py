@@ -52,7 +52,7 @@ async def traffic(url: str, key: str | None = None, clients: int = 16) -> AsyncI
                 await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_an_administrator_watches_switches_the_policy_and_asks_what_if(
+async def test_an_administrator_can_switch_the_policy_and_run_what_if(
     engines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard, "_MOST_ANSWER_S", 300.0)  # the machine may be busy

@@ -65,7 +65,7 @@ async def test_without_hints_sjf_keeps_the_order_of_arrival(http: aiohttp.Client
     assert await order_under("sjf", http, [body(name) for name in "dacb"]) == list("dacb")
 
 
-async def test_a_lower_priority_number_goes_first_whatever_its_length(http: aiohttp.ClientSession) -> None:
+async def test_a_lower_priority_number_runs_first_at_any_length(http: aiohttp.ClientSession) -> None:
     bodies = [hinted("short", 1), hinted("urgent", 90, priority=-1), hinted("later", 1, priority=5)]
     assert await order_under("sjf", http, bodies) == ["urgent", "short", "later"]
 

@@ -164,7 +164,7 @@ async def test_the_async_openai_client_works(engine_url: str) -> None:
             assert refused.value.param == "max_tokens"
 
 
-async def test_completions_are_asked_for_uncompressed_so_that_they_can_be_measured(
+async def test_completions_are_requested_uncompressed_so_that_they_can_be_measured(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     with gateway(engine_url) as url:

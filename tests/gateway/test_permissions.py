@@ -52,7 +52,7 @@ def test_a_body_that_declares_nothing_passes_byte_for_byte(xargs: object) -> Non
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("may", [False, True])
-async def test_a_tenant_declares_what_its_key_permits(
+async def test_declared_priority_and_length_count_if_the_key_permits_them(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, tmp_path: Path, may: bool
 ) -> None:
     file = tmp_path / "keys.yaml"

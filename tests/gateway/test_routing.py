@@ -134,7 +134,9 @@ async def test_failing_engines_and_cancelled_requests_leave_the_ledger_empty(
         check_empty(made[0])
 
 
-async def test_an_engine_that_comes_back_is_chosen_again(http: aiohttp.ClientSession, made: list[LedgerRouter]) -> None:
+async def test_an_engine_that_is_up_again_is_chosen_again(
+    http: aiohttp.ClientSession, made: list[LedgerRouter]
+) -> None:
     stays, returns, port = StandIn(), StandIn(), free_port()
     with served(stays.app()) as one, gateway(one, f"http://127.0.0.1:{port}", router="round_robin") as url:
         await until_true(lambda: set(made[0].slots) == {0})

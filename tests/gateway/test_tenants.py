@@ -90,7 +90,7 @@ def test_only_true_tokens_count_after_settlement(limit: int, answers: list[tuple
 
 
 @given(limit=LIMITS, other=LIMITS, taken=st.integers(0, 1000))
-def test_a_new_limit_keeps_what_was_taken(limit: int, other: int, taken: int) -> None:
+def test_a_new_limit_keeps_the_amount_taken(limit: int, other: int, taken: int) -> None:
     bucket = TokenBucket(limit, 0.0)
     bucket.take(min(taken, limit), 0.0)
     bucket.resize(other, 0.0)

@@ -386,6 +386,6 @@ def test_a_negative_age_is_refused() -> None:
 
 @given(points(), st.integers(0, 3_000), st.floats(0.01, 0.99))
 @example(Point(1.4, cap=16), 15, 0.5)
-def test_a_quantile_is_not_exceeded_however_its_sum_is_rounded(rest: Point, generated: int, q: float) -> None:
+def test_a_quantile_is_not_exceeded_in_spite_of_rounding(rest: Point, generated: int, q: float) -> None:
     whole = After(rest, generated)
     assert whole.survival(whole.quantile(q)) <= 1.0 - q

@@ -47,7 +47,7 @@ def test_a_point_estimate_is_cut_at_max_tokens() -> None:
     assert prefers("ltr", cut, Job("b", 0.0, prediction=Point(150)))
 
 
-def test_the_victim_under_ltr_is_the_longest_predicted_whatever_it_has_generated() -> None:
+def test_the_victim_under_ltr_is_the_longest_predicted_at_any_progress() -> None:
     nearly_done, started = Job("a", 0.0, prediction=Point(900)), Job("b", 1.0, prediction=Point(500))
     nearly_done.generated = 899
     assert choose_victim(make_policy("ltr"), [nearly_done, started], None, 0.0) is nearly_done

@@ -311,7 +311,7 @@ def test_a_length_that_the_prompt_asks_for_is_a_feature(text: str, tokens: int) 
     assert np.expm1(reader.read(text).features[FEATURES // 2 - 1]) == pytest.approx(tokens, abs=0.01)
 
 
-def test_a_file_of_an_earlier_release_without_the_asked_length_predicts_the_same(tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_release_without_the_length_feature_predicts_the_same(tmp_path: Path) -> None:
     earlier = np.delete(np.arange(FEATURES), [FEATURES // 2 - 1, FEATURES - 1])
     now = tiny()
     network = replace(now.network, a=now.network.a.copy())

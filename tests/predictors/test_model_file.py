@@ -26,7 +26,7 @@ def test_a_file_is_read_back_and_written_deterministically(tmp_path: Path) -> No
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lw", "b.lw"]
 
 
-def test_the_error_names_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "m.lw"
     with pytest.raises(InputError, match="is not a file"):
         read_model_file(path)

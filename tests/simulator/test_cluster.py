@@ -149,7 +149,7 @@ def test_true_lengths_are_marked_wherever_an_outcome_is_shown() -> None:
     assert "\n" not in repr(outcome)
 
 
-def test_without_numba_the_readable_engine_runs_and_a_warning_says_so(
+def test_without_numba_the_readable_engine_runs_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fast = simulate(WORKLOAD, fleet(UNEVEN), "sjf")

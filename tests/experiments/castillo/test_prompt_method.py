@@ -20,7 +20,7 @@ def replies(*texts: str, samples: LengthSamples = SAMPLES) -> pa.Table:
     return samples.table.select(["llm", "corpus", "prompt_id"]).append_column("reply", pa.array(texts))
 
 
-def test_an_llm_behind_a_url_is_asked_about_every_prompt(stating_llm: StatingLlm) -> None:
+def test_every_prompt_is_sent_to_the_llm_behind_a_url(stating_llm: StatingLlm) -> None:
     kept = ask(SAMPLES, AskPredictor(stating_llm.url))
     assert sorted(kept["reply"].to_pylist()) == ["0: because", "1: because", "2: because", "3: because"]
     assert sorted(kept["prompt_id"].to_pylist()) == sorted(SAMPLES.table["prompt_id"].to_pylist())
@@ -28,7 +28,7 @@ def test_an_llm_behind_a_url_is_asked_about_every_prompt(stating_llm: StatingLlm
     assert score(kept, SAMPLES).stated == 3  # a stated 0 is no length
 
 
-def test_only_prompts_without_a_reply_are_asked_and_every_batch_is_stored(stating_llm: StatingLlm) -> None:
+def test_only_prompts_without_a_reply_are_sent_and_every_batch_is_stored(stating_llm: StatingLlm) -> None:
     stored: list[pa.Table] = []
     predictor = AskPredictor(stating_llm.url)
     first = ask(SAMPLES, predictor, limit=3, store=stored.append)
