@@ -129,7 +129,7 @@ function drawRequests(snapshot) {
   lanes.queue.draw(queue, snapshot.waiting, r => seconds(r.waited), (r, place) => `number ${place + 1}, ${prediction(r)}; waited ${seconds(r.waited)}`);
   lanes.slots.draw(slots, snapshot.running, r => count(r.soFar) + ' tok', r => `on ${r.engine}, ${prediction(r)}; about ${count(r.soFar)} so far in ${seconds(r.ran)}`);
   const ended = state.ended.slice(-60).reverse();
-  lanes.ended.draw(ended, 0, r => count(r.tokens) + ' tok', r => `${prediction(r)}; ${r.cut ? 'cut at' : 'came'} ${count(r.tokens)} in ${seconds(r.e2e)}`);
+  lanes.ended.draw(ended, 0, r => count(r.tokens) + ' tok', r => `${prediction(r)}; ${r.cut ? 'cut at' : 'ended at'} ${count(r.tokens)} in ${seconds(r.e2e)}`);
 }
 
 // --- Numbers and engines -------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ function showAnswers({ now, answers, complete }) {
   const intro = `${count(now.requests)} requests of ${span}, against \`${now.policy}\` on ${now.engines} now. The simulator's mean E2E for that is ${error} % ${now.simulated_over_measured < 1 ? 'below' : 'above'} the measured one.`;
   $('answers').replaceChildren(element('p', { className: 'hint' }, ...marked(intro)), element('ul', {}, ...answers.map(answer =>
     element('li', {}, element('span', {}, ...marked(answer.words)), ratioBars(answer)))));
-  if (!complete) $('answers').append(element('p', { className: 'hint', textContent: 'The time was over before the others were simulated.' }));
+  if (!complete) $('answers').append(element('p', { className: 'hint', textContent: 'The time limit was reached before the others were simulated.' }));
 }
 
 const marked = words => words.split('`').map((part, i) => i % 2 ? element('code', { textContent: part }) : part);
