@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +130,7 @@ class WhichProcess:
     def run(self) -> dict[str, Any]:
         if self.number < 0:
             raise InputError("negative")
-        return {"process": os.getpid()}
+        return {"process": os.getpid(), "dies of ctrl-c": signal.getsignal(signal.SIGINT) is signal.SIG_DFL}
 
 
 def test_processes_are_kept_for_later_tasks_and_replaced_after_a_failure() -> None:
@@ -139,7 +140,8 @@ def test_processes_are_kept_for_later_tasks_and_replaced_after_a_failure() -> No
     assert again <= first or len(first) == 1, "a second process starts when the first is busy"
     with pytest.raises(InputError, match="negative"):
         list(workers([WhichProcess(-1), WhichProcess(1)]))
-    assert len(list(workers([WhichProcess(n) for n in range(3)]))) == 3
+    found = [each for _, each in workers([WhichProcess(n) for n in range(3)])]
+    assert [each["dies of ctrl-c"] for each in found] == [True] * 3, "no traceback of a worker"
 
 
 def test_two_sweeps_at_once_share_a_cache(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import signal
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -215,7 +216,13 @@ def in_processes(jobs: int) -> Workers:
             return
         if pool is None:
             # Spawned, not forked: a fork of a process with threads (Arrow's, Numba's) may hang.
-            pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+            # Ctrl-C ends a worker at once, without a traceback of its own: this process has the results.
+            pool = ProcessPoolExecutor(
+                jobs,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=signal.signal,
+                initargs=(signal.SIGINT, signal.SIG_DFL),
+            )
         complete = False
         try:
             pending = {pool.submit(run_task, task): number for number, task in enumerate(tasks)}
