@@ -172,3 +172,18 @@ async def test_an_engine_that_leaves_finishes_forwarded_requests(http: aiohttp.C
         assert await remove(http, url, "engine-0") == 202
         go_on.set()
         assert await call == 200
+
+
+async def test_an_engine_may_join_under_the_name_of_one_that_still_finishes_requests(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.gate.clear()
+    with gateway(engine_url) as url:
+        call = asyncio.create_task(post(http, url, body()))
+        await until_true(lambda: engine.running == 1)
+        assert await remove(http, url, "engine-0") == 202
+        assert (await add(http, url, url=engine_url, name="engine-0"))[0] == 201
+        assert await metric(http, url, 'lengthwise_requests_running{engine="engine-0"}') == 1
+        engine.gate.set()
+        assert (await call)[0] == 200
+        assert (await post(http, url, body()))[0] == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Literal, get_args
@@ -56,11 +57,13 @@ class _State:
         yield GaugeMetricFamily(
             "lengthwise_tasks", "Tasks of the event loop; without requests, as at the start.", len(asyncio.all_tasks())
         )
-        reading = {engine.name: engine.client.open_answers for engine in engines}
+        reading, running = Counter[str](), Counter[str]()  # one that leaves may share its name with one that has joined
+        for engine in engines:
+            reading[engine.name] += engine.client.open_answers
+            running[engine.name] += engine.in_flight
         yield _gauge("lengthwise_engine_answers_open", "Answers of an engine that are being read.", "engine", reading)
         text = "Requests waiting in the gateway. If it is always 0, requests queue in the engines: lower --in-flight."
         yield GaugeMetricFamily("lengthwise_requests_waiting", text, dispatcher.waiting)
-        running = {engine.name: engine.in_flight for engine in engines}
         text = "Requests running on an engine; at --in-flight it is full."
         yield _gauge("lengthwise_requests_running", text, "engine", running)
         up = {engine.name: engine.up for engine in engines}
