@@ -169,7 +169,8 @@ def _settings(study: Study[Any, Any], options: argparse.Namespace, *, every: boo
     if not options.measure or (every and not hasattr(study.grid, "measure")):
         return list(options.set)
     if not hasattr(study.grid, "measure"):
-        raise InputError(f"{study.name} does not run an engine", field="--measure")
+        hint = "the docstring of its module names the command that measures"
+        raise InputError(f"{study.name} does not run an engine", field="--measure", hint=hint)
     return [*options.set, "measure=yes"]
 
 

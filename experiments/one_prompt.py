@@ -1,8 +1,12 @@
-"""One prompt answered 256 times: the spread that no predictor can remove, and the family it follows.
+r"""One prompt answered 256 times: the spread that no predictor can remove, and the family it follows.
 
 TIE (arXiv 2604.00499) opens with this figure: the lengths of 256 generations of one prompt of LMSYS-Chat-1M with the
 fitted log-t. Here they are kept answers of SmolLM2-135M, or those that `lengthwise collect` wrote for any LLM, and the
-other families are compared by likelihood.
+other families are compared by likelihood. With the prompt in prompt.jsonl:
+
+    lengthwise collect --prompts prompt.jsonl --samples 256 --max-tokens 1024 --temperature 0.7 --top-p 0.9 \
+      --repetition-penalty 1.1 -o one.parquet
+    python -m experiments run one_prompt --set answers=one.parquet
 """
 
 from __future__ import annotations
