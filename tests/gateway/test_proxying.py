@@ -138,7 +138,7 @@ async def test_the_policy_is_changed_from_this_machine(http: aiohttp.ClientSessi
 async def test_a_model_name_cannot_forge_a_line_of_the_log(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    name = "gpt-x\nERROR forged line\x1b[2J\u2028" + "y" * 5000
+    name = "gpt-x\nERROR forged line\x1b[2J\u2028" + "y" * 4000
     engine.model, seen = name, ""
     with gateway(engine_url, predictor="fast", policy="sjf") as url:
         assert (await post(http, url, {**body(), "model": name}))[0] == 200
