@@ -47,6 +47,7 @@ from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.tasks import CapacityTask, Setting
 from lengthwise.workloads.datasets import PACKAGED
+from lengthwise.workloads.traces import SAMPLE_ONLY
 
 LENGTH_UNAWARE: Final = ("random", "round_robin", "least_outstanding", "least_load", "cache_aware", "dynamo", "e2")
 PREDICTING: Final = ("e2_length", "lengthwise")
@@ -141,7 +142,7 @@ def _decided_by_load(outcome: Outcome) -> float:
 def measure(run: Run, grid: PrebleGrid) -> PrebleResult:
     """Run everything that the cache does not have."""
     if castillo_prompts().origin == PACKAGED:
-        run.note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
+        run.note(SAMPLE_ONLY)
     fleets = {count: Fleet.parse(f"{count}*{ENGINE}") for count in {1, COMPARED, *grid.engines}}
 
     def react(place: Place, seed: int) -> tuple[Setting, float]:

@@ -69,6 +69,7 @@ from lengthwise.simulator.tasks import (
 )
 from lengthwise.workloads import LengthSamples, Workload, load_castillo
 from lengthwise.workloads.datasets import PACKAGED
+from lengthwise.workloads.traces import SAMPLE_ONLY
 
 GridT = TypeVar("GridT")
 ResultT = TypeVar("ResultT")
@@ -246,7 +247,7 @@ class Run:
         """CASTILLO's length samples; without LENGTHWISE_DATA the packaged sample, with a note."""
         samples = load_castillo(**selection)
         if samples.origin == PACKAGED:
-            self.note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
+            self.note(SAMPLE_ONLY)
         return samples
 
     @property

@@ -94,7 +94,11 @@ def castillo(
     cv: Cv = 1.0,
     seed: Seed = 0,
     split: Annotated[
-        list[str] | None, typer.Option(help="Only prompts of this split (train, validate, test); repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Only prompts of this split (train, validate, test); repeatable. No packaged predictor is trained "
+            "on `test`, so that its predictions are as good as on new prompts only there [default: all]."
+        ),
     ] = None,
     corpus: Annotated[
         list[str] | None,

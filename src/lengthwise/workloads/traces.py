@@ -134,7 +134,7 @@ CASTILLO: Final = "castillo"
 _CASTILLO_REQUESTS: Final = 1000
 _REQUESTS_PER_SLOT: Final = 20  # with fewer no queue forms, even above capacity
 SAMPLE_ONLY: Final = (
-    "using the small sample of CASTILLO that ships with the package; the full data goes into LENGTHWISE_DATA"
+    "LENGTHWISE_DATA is not set or holds no CASTILLO; using the small sample that ships with the package"
 )
 
 
