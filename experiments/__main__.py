@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments import NAMES
 from experiments.study import Call, Finished, Run, Study, run_study
+from lengthwise.cache import cache_home
 from lengthwise.errors import InputError, missing_extra
 from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.progress import late_bar
@@ -68,15 +69,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--ray", metavar="ADDRESS", help="Run simulations on a Ray cluster instead; `auto` finds the local one."
     )
-    run.add_argument("--cache", type=Path, default=_cache_folder(), help="Folder of cached results (%(default)s).")
+    run.add_argument(
+        "--cache", type=Path, default=cache_home() / "experiments", help="Folder of cached results (%(default)s)."
+    )
     run.add_argument("--out", type=Path, default=Path("out/experiments"), help="Folder of reports (%(default)s).")
     run.add_argument("--plot", type=Path, help="Write the documentation's static figure here (.svg, .png, .pdf).")
     run.add_argument("--json", action="store_true", help="Print JSON instead of tables.")
     return parser
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lengthwise" / "experiments"
 
 
 def _list() -> None:

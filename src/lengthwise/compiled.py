@@ -9,12 +9,12 @@ that defines it changes and checks no other file: a function that is cached and 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, TypeVar, cast
 
+from lengthwise.cache import cache_home
 from lengthwise.errors import InputError
 
 try:
@@ -32,10 +32,8 @@ _OPTIONS: Final[dict[str, Any]] = {"error_model": "numpy"}
 
 
 def cache_folder() -> Path:
-    """Return the folder of cached machine code: LENGTHWISE_CACHE/compiled, else in the user's cache folder."""
-    given, user = os.environ.get("LENGTHWISE_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    base = Path(given) if given else (Path(user) if user else Path.home() / ".cache") / "lengthwise"
-    return base / "compiled"
+    """Return the folder of cached machine code."""
+    return cache_home() / "compiled"
 
 
 def compiled(function: Function) -> Function:

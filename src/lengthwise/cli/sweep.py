@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import pyarrow as pa
 import typer
 
+from lengthwise.cache import cache_home
 from lengthwise.cli.output import AsJson, Report, need_folder, show, write_parquet
 from lengthwise.errors import InputError
 from lengthwise.ray.sweep import on_ray
@@ -60,8 +60,7 @@ def sweep(
 
 def cache_folder(given: Path | None) -> Path:
     """Return the folder of cached results; create it if it does not exist."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lengthwise" / "sweeps"
-    folder = default if given is None else given
+    folder = cache_home() / "sweeps" if given is None else given
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -27,9 +27,10 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from lengthwise.cache import cache_home
 from lengthwise.engines.refine import WORKER as STATES_WORKER
 from lengthwise.engines.refine import check_fit
-from lengthwise.engines.smollm2 import MODEL_NAME, cache_home, model_folder
+from lengthwise.engines.smollm2 import MODEL_NAME, model_folder
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE

