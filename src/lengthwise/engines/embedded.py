@@ -272,7 +272,7 @@ def _need_vllm() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise InputError(
             "vLLM is not installed",
-            hint="run `make engine` (CPU) or `pip install 'lengthwise[vllm]'` (GPU), or give --engine URL",
+            hint="run `make engine` (CPU) or `pip install 'lengthwise[vllm]'` (GPU), or name a running engine",
         )
 
 
