@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from vllm.v1.request import RequestStatus
 
-from lengthwise.engines.refine import Refiner, State
+from lengthwise.engines.refine import ATTRIBUTE, Refiner, State
 from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LogT, Point
@@ -133,7 +134,7 @@ def test_a_probe_that_raises_changes_no_step(model: Path, probe: Path) -> None:
     for given in (probe, None):
         engine = host(model, given, slots=2, blocks=30)
         if given is not None:
-            engine.scheduler.setup.refiner = Refiner(broken())
+            engine.scheduler.refiner = Refiner(broken())
         for row in range(12):
             engine.scheduler.add_request(hinted(str(row), 20, 5 + 7 * row, hint=40 + row))
             engine.steps(3)
@@ -174,9 +175,9 @@ def test_a_state_beyond_the_generated_tokens_is_not_read(model: Path, probe: Pat
     engine = host(model, probe)
     engine.scheduler.add_request(hinted("1", 8, 100))
     engine.steps(2)
-    request = engine.scheduler.requests["1"]
     ahead = State(8 + 16, {LAYER: states_of([84])[0]})
-    engine.scheduler._refine(request, 16, ahead)
+    output = SimpleNamespace(**{ATTRIBUTE: [("1", ahead)]})
+    engine.scheduler._refine(engine.scheduler.refiner, output)
     assert engine.scheduler.refiner.counts.readings == 1
 
 

@@ -106,6 +106,8 @@ class LengthwiseSyncScheduler(Scheduler):
 
     running: list[Request]
     steps: StepLog | None = None
+    refiner: Refiner | None = None
+    """What refines predictions from hidden states, if a probe is in use."""
     policy_failures: int = 0
     """Times that a queue fell back to arrival order because its policy raised."""
 
@@ -120,6 +122,7 @@ class LengthwiseSyncScheduler(Scheduler):
         memory = known_memory(options.get("memory", os.environ.get(MEMORY_VARIABLE) or MEMORY_ON))
         service = prediction_service(known, memory=memory) if forced is None else forced.service(known)
         self.setup = Setup(name, predictor, service, forced, refiner_for(options, self.vllm_config, predictor))
+        self.refiner = self.setup.refiner
         self.bench = BenchControl.of(self, options)
         self.warm_predictor = bool(options.get("warm_predictor", True))
         self._account: str | None = options.get("account")
@@ -145,15 +148,10 @@ class LengthwiseSyncScheduler(Scheduler):
         """The LLM whose lengths a measurement forces, if any."""
         return self.setup.forced_lengths
 
-    @property
-    def refiner(self) -> Refiner | None:
-        """What refines predictions from hidden states, if a probe is in use."""
-        return self.setup.refiner
-
     def use(self, setup: Setup) -> None:
         """Change policy and predictor under the waiting requests."""
         self.length_policy = make_policy(setup.policy)
-        self.setup = setup
+        self.setup, self.refiner = setup, setup.refiner
         self.victims.forget()
         self.jobs.prepare()
         for requests in (self.waiting, self.kv_holding_waiting):
