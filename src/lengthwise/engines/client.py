@@ -18,7 +18,7 @@ _IDLE_S: Final = 3.0
 """How long an idle connection is reused. vLLM's server closes idle connections after 5 s; a request sent on one that is
 being closed would be lost."""
 ASK_S: Final = 5.0
-"""Seconds for what an engine says about itself: its health, models, metrics and version."""
+"""Timeout of requests for an engine's health, models, metrics and version."""
 _JSON: Final = {"content-type": "application/json"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import sys
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 RECORD: Final = "lengthwise.record"
 """Where a request's scope holds its record."""
 
+_log = logging.getLogger(__name__)
 _STDOUT: Final = "-"
 _MOST_WAITING: Final = 1 << 16  # lines; further ones are dropped rather than delay requests
 _END_S: Final = 2.0  # for the lines that wait when the gateway stops
@@ -55,7 +57,9 @@ class AccessLog:
         with suppress(queue.Full):
             self._lines.put(None, timeout=_END_S)
         self._thread.join(_END_S)  # not forever: standard output may be a pipe that nothing reads
-        if self._target != _STDOUT and not self._thread.is_alive():
+        if self._thread.is_alive():
+            _log.warning("%s takes no more lines: the access log ends without its last ones", self._target)
+        elif self._target != _STDOUT:
             os.close(self._file)
 
     @contextmanager

@@ -35,7 +35,7 @@ MOST_ELEMENTS: Final = 1 << 20
 
 _MOST_ADMIN_BYTES: Final = 64 << 10
 
-_MOST_USER: Final = 256  # characters by which users are told apart: their names stay in memory
+_MOST_USER: Final = 256  # characters of a user's name that identify it; names stay in memory
 _Model = Annotated[str, Field(max_length=4096)]  # as long as a path; names stay in memory where engines list no models
 _Limit = Annotated[int, Field(ge=0, le=1 << 31)]
 _Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ class GatewayParts:
     """The open ones, by the id of the job."""
 
 
-class Endpoint:
+class Endpoint(ABC):
     """An ASGI application that serves requests of tenants; `label` names it in metrics."""
 
     def __init__(self, parts: GatewayParts, label: str) -> None:
@@ -94,13 +95,14 @@ class Endpoint:
             self._metrics.ended(self._label, outcome)
             self._whole.observe(self._dispatcher.clock() - began)
 
-    def _check(self, scope: Scope) -> None:
-        """Raise ApiError if the path or the method is not served."""
+    def _check(self, scope: Scope) -> None:  # noqa: B027  (most endpoints serve one path, which the router checks)
+        """Raise ApiError, before the body is read, if the path or the method is not served."""
 
+    @abstractmethod
     async def _serve(
         self, scope: Scope, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float
     ) -> Outcome:
-        raise NotImplementedError
+        """Answer the request and return its outcome."""
 
 
 def outcome_of(status: int) -> Outcome:

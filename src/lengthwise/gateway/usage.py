@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Final
 
 from lengthwise.gateway.streaming import Measure, count_tokens
@@ -18,7 +19,7 @@ _ID: Final = re.compile(rb'"id"\s*:\s*"([^"\\]{1,200})"')
 _MESSAGE_WHOLE: Final = frozenset({"end_turn", "stop_sequence", "tool_use"})
 
 
-class _NamedEvents(Measure):
+class _NamedEvents(Measure, ABC):
     """Measures by the events that a pattern finds; the others are only counted, about one token for each delta."""
 
     wanted: ClassVar[re.Pattern[bytes]]
@@ -42,11 +43,13 @@ class _NamedEvents(Measure):
                     self._event(_object(line[len(_DATA) :]))
         return lines
 
+    @abstractmethod
     def _answer(self, answer: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Read the usage of an answer in one piece."""
 
+    @abstractmethod
     def _event(self, event: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Read the usage of an event of a stream."""
 
     def _read_usage(self, holder: dict[str, Any]) -> None:
         usage = holder.get("usage")
