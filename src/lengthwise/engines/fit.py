@@ -81,9 +81,22 @@ class StepTimes:
         content = (self.prompt_tokens, self.prompt_pairs, self.decodes, self.context_tokens)
         return np.stack([1.0 - decoding, decoding, *content], axis=1)
 
+    @property
+    def near_prefill(self) -> NDArray[np.bool_]:
+        """Whether a step or one of its neighbours computes prompt tokens."""
+        return np.asarray(np.convolve(self.prefilling, np.ones(3), "same") > 0)
+
+    def shifted(self, coefficients: Floats) -> bool:
+        """Whether the time of prompts is logged with neighbouring steps: the fit is worse there than elsewhere."""
+        error = np.abs(self.seconds / np.maximum(self.columns() @ coefficients, _BASE_S) - 1.0)
+        neighbours, others = self.near_prefill & ~self.prefilling, ~self.near_prefill
+        if not neighbours.any() or not others.any():
+            return False
+        return bool(np.median(error[neighbours]) > 2.0 * np.median(error[others]))
+
     def sums(self) -> tuple[Floats, Floats]:
         """Return factors and durations, summed over each run of steps that compute prompts and their neighbours."""
-        near = np.convolve(self.prefilling, np.ones(3), "same") > 0
+        near = self.near_prefill
         starts = np.flatnonzero(~(near & np.roll(near, 1)) | (np.arange(len(self)) == 0))
         return np.add.reduceat(self.columns(), starts), np.add.reduceat(self.seconds, starts)
 
@@ -121,7 +134,7 @@ def fit_cost(steps: StepTimes) -> FittedCost:
     columns, seconds = steps.columns(), steps.seconds
     robust, sums = _huber(columns, seconds), steps.sums()
     joint = _huber(*sums)
-    if _misfit(joint, *sums) < 0.5 * _misfit(robust, *sums):
+    if steps.shifted(robust) and _misfit(joint, *sums) < 0.5 * _misfit(robust, *sums):
         robust, (columns, seconds) = joint, sums
     fitted = columns @ robust
     raised = float(np.minimum(seconds, STALL * fitted).sum() / fitted.sum())
