@@ -45,7 +45,8 @@ def test_remove_takes_an_id_or_a_tenant(keys: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["add", "team a"], "'team a' is not a name"),
+        (["add", "team a"], "error: TENANT: 'team a' is not a name"),
+        (["add", ""], "error: TENANT: '' is not a name"),
         (["add", "team-a", "--requests-per-minute", "0"], "--requests-per-minute: '0' is not valid"),
         (["add", "team-a", "--keys", "none/keys.json"], "none: no such folder"),
         (["list"], "keys.json: no such file; run: lengthwise keys add TENANT --keys keys.json"),

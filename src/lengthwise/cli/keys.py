@@ -41,7 +41,7 @@ def add(
     Example: `lengthwise keys add team-a --requests-per-minute 600 --tokens-per-minute 200000`
     """
     settings = given_fields(context, TenantConfig)
-    validated(TenantConfig, **{"name": tenant, **settings})
+    validated(TenantConfig, {"name": "TENANT"}, **{"name": tenant, **settings})
     typer.echo(add_key(keys, tenant, settings))
     note(f"the key is stored as a hash in {keys}; serve with --keys {keys}")
 

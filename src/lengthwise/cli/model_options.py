@@ -69,20 +69,22 @@ def options_from(
     return decorate
 
 
-def validated(model: type[Model], /, **fields: Any) -> Model:  # noqa: ANN401
-    """Return the model; an InputError that names the option where a value is invalid."""
+def validated(model: type[Model], arguments: Mapping[str, str] | None = None, /, **fields: Any) -> Model:  # noqa: ANN401
+    """Return the model; an InputError that names the option where a value is invalid.
+
+    `arguments` has the names of arguments by their fields; the other fields are options.
+    """
     try:
         return model(**fields)
     except ValidationError as error:
         first = error.errors()[0]
-        cause = first.get("ctx", {}).get("error")
+        field, cause = str(first["loc"][0]) if first["loc"] else None, first.get("ctx", {}).get("error")
+        source = None if field is None else (arguments or {}).get(field, _flag(field))
         if isinstance(cause, InputError):
-            if first["loc"] and cause.source is None and cause.field is None:
-                cause.source = _flag(str(first["loc"][0]))
+            if cause.source is None and cause.field is None:
+                cause.source = source
             raise cause from None
-        raise InputError(
-            f"'{first['input']}' is not valid", source=_flag(str(first["loc"][0])), hint=first["msg"]
-        ) from None
+        raise InputError(f"'{first['input']}' is not valid", source=source, hint=first["msg"]) from None
 
 
 def given_fields(context: typer.Context, model: type[BaseModel]) -> dict[str, Any]:
