@@ -7,7 +7,7 @@ from pathlib import Path
 # The optional packages, by the extra that installs them.
 EXTRAS = {
     "sim": ("pyarrow", "numba"),
-    "serve": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+    "serve": ("pyarrow", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
     "reports": ("matplotlib", "plotly"),
     "train": ("torch", "transformers", "onnx", "sklearn", "huggingface_hub"),
     "vllm": ("vllm",),
@@ -50,13 +50,17 @@ class InputError(ValueError):
         return f"{line}; {self.hint}" if self.hint else line
 
 
-def missing_extra(error: ModuleNotFoundError) -> InputError | None:
-    """Return the InputError that names the extra to install, or None if the module belongs to no extra."""
+def missing_extra(error: ModuleNotFoundError, prefer: str = "sim") -> InputError | None:
+    """Return the InputError that names the extra to install, or None if the module belongs to no extra.
+
+    Where several extras install the module, `prefer` is the one to name.
+    """
     package = (error.name or "").partition(".")[0]
-    for extra, packages in EXTRAS.items():
-        if package in packages:
-            return InputError(f"{package} is not installed", hint=f"run: pip install 'lengthwise[{extra}]'")
-    return None
+    extras = [extra for extra, packages in EXTRAS.items() if package in packages]
+    if not extras:
+        return None
+    extra = prefer if prefer in extras else extras[0]
+    return InputError(f"{package} is not installed", hint=f"run: pip install 'lengthwise[{extra}]'")
 
 
 def require_kind(value: object, kinds: type | tuple[type, ...], field: str, hint: str) -> None:

@@ -88,13 +88,17 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
         self.commands = {name: _placeholder(name) for name in COMMANDS}  # among these Typer looks for a similar name
         name, command, rest = super().resolve_command(ctx, args)
+        ctx.invoked_subcommand = name  # for `invoke`, where the import fails
         return name, None if command is None else _load(str(name)), rest
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
         try:
             return super().invoke(ctx)
         except (InputError, ModuleNotFoundError) as error:
-            cause = error if isinstance(error, InputError) else missing_extra(error)
+            # The commands that speak HTTP need `serve`, which brings pyarrow too.
+            over_http = ctx.invoked_subcommand in {**PANELS["Serve"], **PANELS["Measure"]}
+            prefer = "serve" if over_http else "sim"
+            cause = error if isinstance(error, InputError) else missing_extra(error, prefer)
             if cause is None:
                 raise
             typer.echo(f"error: {cause}", err=True)
