@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -173,6 +174,31 @@ def test_an_engines_key_may_change_again_while_requests_with_the_first_one_run(t
             assert running.result() == 200
             assert gateway.complete() == 200
             assert stand_in.headers[-1]["authorization"] == "Bearer two"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_that_comes_before_the_gateway_serves_reloads_once_it_does(tmp_path: Path, workers: int) -> None:
+    file, log = tmp_path / "fleet.yaml", tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        engines = [f"http://127.0.0.1:{port}"]
+        write(file, engines=engines, policy="sjf", workers=workers)
+        command = [*COMMAND, "serve", "--config", str(file), "--wait", "60"]
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        ):
+            try:
+                silent.accept()[0].close()  # the gateway waits for its engine
+                write(file, engines=engines, policy="fcfs", workers=workers)
+                process.send_signal(signal.SIGHUP)
+                silent.close()
+                with served(StandIn().app(), port):
+                    assert process.stdout is not None
+                    gateway = Serving(process, process.stdout.readline().split()[2], file, log)
+                    wait_for(lambda: gateway.get("/health")["policy"] == "fcfs", 20)
+            finally:
+                process.kill()
 
 
 @pytest.mark.parametrize("name", sorted(RELOADED))

@@ -16,6 +16,7 @@ from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway, run_workers
 from lengthwise.gateway.config import DEFAULT_TENANT, EngineConfig, read_config
 from lengthwise.gateway.keys import read_keys
+from lengthwise.gateway.reload import EarlyHangup
 from lengthwise.gateway.server import tls_context, url_of
 from lengthwise.gateway.tenants import Tenants
 
@@ -79,6 +80,7 @@ def serve(
     if check:
         typer.echo(f"valid: {_summary(settings)}")
         return
+    EarlyHangup.handle()  # before engines start, which may take minutes
     with contextlib.closing(bind(settings.host, settings.port)) as sock, _started(settings) as resolved:
         settings = resolved(settings)
         for down in check_engines([each.url for each in settings.engines], wait_s=wait):

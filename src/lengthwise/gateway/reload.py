@@ -53,6 +53,12 @@ class EarlyHangup:
         """Remember the signal."""
         self.received = True
 
+    @classmethod
+    def handle(cls) -> None:
+        """Handle SIGHUP in this way from now on, until the gateway serves and reloads."""
+        if not isinstance(signal.getsignal(signal.SIGHUP), cls):
+            signal.signal(signal.SIGHUP, cls())
+
 
 class UsesConfig(Protocol):
     """A part of the gateway that acts when its settings change."""
@@ -92,6 +98,7 @@ class Reloader:
             yield
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
+            signal.signal(signal.SIGHUP, early)  # the default would end the process before it has cleaned up
             for task in tasks:
                 task.cancel()
 

@@ -102,7 +102,7 @@ def run_gateway(
     `load`, SIGHUP changes the configuration to what it returns. `prepare` may change the application.
     """
     if load is not None:
-        signal.signal(signal.SIGHUP, EarlyHangup())
+        EarlyHangup.handle()
     if sock is None:
         sock = bind(config.host, config.port)
     limits = ConnectionLimits(**{field.name: getattr(config, field.name) for field in fields(ConnectionLimits)})

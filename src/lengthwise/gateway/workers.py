@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lengthwise.engines.embedded import die_with_parent
 from lengthwise.errors import InputError
 from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.reload import EarlyHangup
 from lengthwise.gateway.server import run_gateway
 
 if TYPE_CHECKING:
@@ -184,6 +185,9 @@ class _Supervisor:
         waker.setblocking(False)
         before = signal.set_wakeup_fd(waker.fileno())
         handlers = {name: signal.signal(name, self._note) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        early = handlers[signal.SIGHUP]
+        if isinstance(early, EarlyHangup) and early.received:
+            self._signals.add(signal.SIGHUP)
         try:
             for number in range(self._config.workers):
                 self._start(number)
