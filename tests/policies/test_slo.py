@@ -76,7 +76,7 @@ def test_predictions_that_are_wrong_by_a_factor_are_corrected() -> None:
     queue.pop(0.0)
     state = job.rounds
     assert state is not None
-    assert state.chosen[0] == pytest.approx(400, rel=0.1)  # type: ignore[attr-defined]
+    assert state.chosen_work == pytest.approx(400, rel=0.1)  # type: ignore[attr-defined]
 
 
 @given(st.lists(st.integers(1, 400), min_size=2, max_size=60), st.floats(0.5, 20.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ LENGTH_BINS: Final = 28
 _BINS_PER_DOUBLING: Final = 2
 PRIOR_MU: Final = wide_prior().mu  # of a job without a prediction
 PRIOR_JOBS: Final = 8.0  # of a bin, counted as exact on the scale of all jobs
-LATENCY_EDGES: Final = 0.01 * 2.0 ** (np.arange(1, 321) / 16)  # seconds
+LATENCY_BINS: Final = 320
+LATENCY_EDGES: Final = 0.01 * 2.0 ** (np.arange(1, LATENCY_BINS + 1) / 16)  # seconds
 CENTRES: Final = 2.0 ** ((np.arange(LENGTH_BINS) + 0.5) / _BINS_PER_DOUBLING)  # tokens
 
 
@@ -83,7 +84,7 @@ class Slo(BasePolicy):
         if rate <= 0.0:
             return state.choose(int(np.argmin(np.minimum(jobs.deadline, jobs.arrival))), work, oldest=True)
         service, unpredicted = work * (slots / rate), jobs.mu == PRIOR_MU
-        state.observe_latency((float(work.sum()) + slots * state.mean_work) / rate)
+        observe_latency(state, (float(work.sum()) + slots * state.mean_work) / rate)
         target = state.target_s if isinstance(self.seconds, str) else self.seconds
         own_deadline = np.where(jobs.deadline >= now + service, jobs.deadline, math.inf)
         deadline = np.minimum(own_deadline, jobs.arrival + target)
@@ -118,7 +119,7 @@ class LatencyTarget:
     predicted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(LENGTH_BINS))
     true: NDArray[np.float64] = field(default_factory=lambda: np.zeros(LENGTH_BINS))
     true_per_predicted: NDArray[np.float64] = field(default_factory=lambda: np.ones(LENGTH_BINS))
-    latencies: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(LATENCY_EDGES)))
+    latencies: NDArray[np.float64] = field(default_factory=lambda: np.zeros(LATENCY_BINS))
     """Weighted numbers of jobs by the latency that FCFS would give them."""
     arrived: int = 0
     """Jobs since the last observed latency."""
@@ -129,8 +130,10 @@ class LatencyTarget:
     target_s: float = 0.0
     credit: float = 0.0
     """Tokens of work that the earliest deadline may claim while overloaded."""
-    chosen: tuple[float, bool] = (0.0, True)
-    """The work of the selected job, and whether it has the earliest deadline or there is no overload."""
+    chosen_work: float = 0.0
+    """Of the selected job."""
+    chosen_oldest: bool = True
+    """Whether the selected job has the earliest deadline, or there is no overload."""
 
     @property
     def mean_work(self) -> float:
@@ -139,15 +142,7 @@ class LatencyTarget:
 
     def enter(self, job: Job) -> int:
         """Count an arrival; all jobs are in one round."""
-        self.unit *= 1.0 + 1.0 / WINDOW_JOBS
-        self.arrived += 1
-        if self.unit > MAX_UNIT:
-            for totals in (self.predicted, self.true, self.latencies):
-                totals /= self.unit
-            self.done, self.all_predicted, self.all_true = (
-                total / self.unit for total in (self.done, self.all_predicted, self.all_true)
-            )
-            self.unit = 1.0
+        count_arrival(self)
         return 0
 
     def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
@@ -159,35 +154,64 @@ class LatencyTarget:
 
     def selected(self, job: Job) -> None:
         """Account for the work of the selected job."""
-        work, oldest = self.chosen
-        self.credit += -work if oldest else work * OLDEST_SHARE / (1.0 - OLDEST_SHARE)
-        self.credit = max(0.0, self.credit)
+        charge_chosen(self)
 
     def finished(self, job: Job) -> None:
         """Record a true length."""
-        if job.generated <= 0:  # it failed
-            return
-        self.done += self.unit
-        place = int(length_bins(np.array([job.median]))[0])
-        self.predicted[place] += self.unit * job.median
-        self.true[place] += self.unit * job.generated
-        self.all_predicted += self.unit * job.median
-        self.all_true += self.unit * job.generated
-        prior = PRIOR_JOBS * self.unit * CENTRES
-        scale = self.all_true / self.all_predicted
-        self.true_per_predicted = (self.true + prior * scale) / (self.predicted + prior)
+        if job.generated > 0:  # else it failed
+            record_length(self, job.median, int(length_bins(np.array([job.median]))[0]), job.generated)
 
     def choose(self, index: int, work: NDArray[np.float64], *, oldest: bool) -> int:
         """Remember the choice, and return it."""
-        self.chosen = float(work[index]), oldest
+        self.chosen_work, self.chosen_oldest = float(work[index]), oldest
         return index
 
-    def observe_latency(self, seconds: float) -> None:
-        """Count what the jobs that have arrived since the last call would take under FCFS."""
-        if self.arrived and self.done >= LEARNED_AFTER * self.unit:
-            place = min(int(np.searchsorted(LATENCY_EDGES, seconds)), len(LATENCY_EDGES) - 1)
-            self.latencies[place] += self.unit * self.arrived
-            below = np.cumsum(self.latencies)
-            place = int(np.searchsorted(below, LEARNED_QUANTILE * below[-1]))
-            self.target_s = float(LATENCY_EDGES[place])
-        self.arrived = 0
+
+# The rules of the state, on numbers: `LatencyTarget` calls them, and the simulator's kernel compiles them for its own
+# state with the same fields.
+
+
+def count_arrival(state: Any) -> None:  # noqa: ANN401
+    """Count a job that has arrived."""
+    state.unit *= 1.0 + 1.0 / WINDOW_JOBS
+    state.arrived += 1
+    if state.unit > MAX_UNIT:
+        for number in range(LENGTH_BINS):
+            state.predicted[number] /= state.unit
+            state.true[number] /= state.unit
+        for number in range(LATENCY_BINS):
+            state.latencies[number] /= state.unit
+        state.done /= state.unit
+        state.all_predicted /= state.unit
+        state.all_true /= state.unit
+        state.unit = 1.0
+
+
+def charge_chosen(state: Any) -> None:  # noqa: ANN401
+    """Change the credit by the work of the chosen job, which is admitted."""
+    work = state.chosen_work
+    state.credit += -work if state.chosen_oldest else work * OLDEST_SHARE / (1.0 - OLDEST_SHARE)
+    state.credit = max(0.0, state.credit)
+
+
+def record_length(state: Any, median: float, place: int, tokens: int) -> None:  # noqa: ANN401
+    """Record the true length of a finished job, whose predicted one is in the bin `place`."""
+    state.done += state.unit
+    state.predicted[place] += state.unit * median
+    state.true[place] += state.unit * tokens
+    state.all_predicted += state.unit * median
+    state.all_true += state.unit * tokens
+    scale = state.all_true / state.all_predicted
+    for number in range(LENGTH_BINS):
+        prior = PRIOR_JOBS * state.unit * CENTRES[number]
+        state.true_per_predicted[number] = (state.true[number] + prior * scale) / (state.predicted[number] + prior)
+
+
+def observe_latency(state: Any, seconds: float) -> None:  # noqa: ANN401
+    """Count what the jobs that have arrived since the last call would take under FCFS, and learn the target."""
+    if state.arrived and state.done >= LEARNED_AFTER * state.unit:
+        place = min(int(np.searchsorted(LATENCY_EDGES, seconds)), LATENCY_BINS - 1)
+        state.latencies[place] += state.unit * state.arrived
+        below = np.cumsum(state.latencies)
+        state.target_s = LATENCY_EDGES[np.searchsorted(below, LEARNED_QUANTILE * below[-1])]
+    state.arrived = 0

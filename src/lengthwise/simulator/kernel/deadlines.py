@@ -1,10 +1,15 @@
-"""The policy `slo`, compiled: `policies.slo` on the engine's memory, for requests without a deadline of their own."""
+"""The policy `slo`, compiled: `policies.slo` on the engine's memory, for requests without a deadline of their own.
+
+The rules of its state are compiled from there. `select` is written again: one pass over the waiting requests, sorted by
+arrival, where the policy sorts columns.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lengthwise.compiled import inlined as compiled
+from lengthwise.compiled import inlined_copies
 from lengthwise.policies import slo as policy
 from lengthwise.simulator.kernel.access import (
     arrival_at,
@@ -16,12 +21,13 @@ from lengthwise.simulator.kernel.access import (
     request_at,
     target_at,
 )
-from lengthwise.simulator.kernel.records import LATENCY_BINS, NONE, TARGET_BINS, Record
+from lengthwise.simulator.kernel.records import NONE, Record
 
-OWN_SERVICE, HEADROOM, QUANTILE = policy.OWN_SERVICE, policy.HEADROOM, policy.LEARNED_QUANTILE
-LEARNED_AFTER, OVERLOADED_AT, OLDEST_SHARE = policy.LEARNED_AFTER, policy.OVERLOADED_AT, policy.OLDEST_SHARE
-WINDOW, MAX_UNIT, PRIOR_JOBS = float(policy.WINDOW_JOBS), policy.MAX_UNIT, policy.PRIOR_JOBS
-CENTRES, EDGES = policy.CENTRES, policy.LATENCY_EDGES
+OWN_SERVICE, HEADROOM = policy.OWN_SERVICE, policy.HEADROOM
+OVERLOADED_AT = policy.OVERLOADED_AT
+_count_arrival, _charge_chosen, _record_length, _observe = inlined_copies(
+    policy.count_arrival, policy.charge_chosen, policy.record_length, policy.observe_latency
+)
 
 
 @compiled
@@ -34,37 +40,17 @@ def _fill(engine: Record, place: int, row: int) -> None:
 
 @compiled
 def enter(engine: Record) -> None:
-    """Count an arrival: `LatencyTarget.enter`."""
-    state = target_at(engine, 0)
-    state.unit *= 1.0 + 1.0 / WINDOW
-    state.arrived += 1
-    if state.unit > MAX_UNIT:
-        for number in range(TARGET_BINS):
-            state.predicted[number] /= state.unit
-            state.true[number] /= state.unit
-        for number in range(LATENCY_BINS):
-            state.latencies[number] /= state.unit
-        state.done /= state.unit
-        state.all_predicted /= state.unit
-        state.all_true /= state.unit
-        state.unit = 1.0
+    """Count an arrival."""
+    _count_arrival(target_at(engine, 0))
 
 
 @compiled
 def finished(engine: Record, row: int) -> None:
-    """Record a true length: `LatencyTarget.finished`."""
-    state, at, tokens = target_at(engine, 0), prediction_of(engine, row), request_at(engine, row).output
-    median, number = median_at(engine, at).value, bin_at(engine, at).value
-    place = max(number, -1 - number)
-    state.done += state.unit
-    state.predicted[place] += state.unit * median
-    state.true[place] += state.unit * tokens
-    state.all_predicted += state.unit * median
-    state.all_true += state.unit * tokens
-    scale = state.all_true / state.all_predicted
-    for number in range(TARGET_BINS):
-        prior = PRIOR_JOBS * state.unit * CENTRES[number]
-        state.true_per_predicted[number] = (state.true[number] + prior * scale) / (state.predicted[number] + prior)
+    """Record a true length."""
+    at = prediction_of(engine, row)
+    number = bin_at(engine, at).value
+    median, place = median_at(engine, at).value, max(number, -1 - number)
+    _record_length(target_at(engine, 0), median, place, request_at(engine, row).output)
 
 
 @compiled
@@ -92,10 +78,7 @@ def admitted(engine: Record, row: int) -> None:
     """Remove the selected request and account for its work; `n_waiting` is without it already."""
     for place in range(_find(engine, row), engine.n_waiting):
         copy(by_arrival_at(engine, place), by_arrival_at(engine, place + 1))
-    state = target_at(engine, 0)
-    work = state.chosen_work
-    state.credit += -work if state.chosen_oldest else work * OLDEST_SHARE / (1.0 - OLDEST_SHARE)
-    state.credit = max(0.0, state.credit)
+    _charge_chosen(target_at(engine, 0))
 
 
 @compiled
@@ -108,23 +91,13 @@ def set_prediction(engine: Record, row: int) -> None:
 @compiled
 def _observe_latency(engine: Record, priority: int) -> None:
     """Count what the requests that have arrived since the last call would take under FCFS."""
-    state = target_at(engine, 0)
-    if state.arrived and state.done >= LEARNED_AFTER * state.unit:
-        work = 0.0
+    state, work = target_at(engine, 0), 0.0
+    if state.arrived and state.done > 0.0:
         for place in range(engine.n_waiting):
             entry = by_arrival_at(engine, place)
             if entry.priority == priority:
                 work += entry.median * state.true_per_predicted[entry.bin]
-        seconds = (work + engine.max_num_seqs * (state.all_true / state.done)) / engine.tokens_per_s
-        state.latencies[min(np.searchsorted(EDGES, seconds), LATENCY_BINS - 1)] += state.unit * state.arrived
-        total = 0.0
-        for number in range(LATENCY_BINS):
-            total += state.latencies[number]
-        below, place = state.latencies[0], 0
-        while below < QUANTILE * total:
-            place += 1
-            below += state.latencies[place]
-        state.target_s = EDGES[place]
+        _observe(state, (work + engine.max_num_seqs * (state.all_true / state.done)) / engine.tokens_per_s)
     state.arrived = 0
 
 

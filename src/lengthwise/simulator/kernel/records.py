@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from lengthwise.policies.slo import LATENCY_BINS, LENGTH_BINS
+
 Records = np.recarray[Any, Any]
 """A structured array of one of the dtypes below."""
 
@@ -163,8 +165,7 @@ LANES: Final = np.dtype(
 GROUPS: Final = np.dtype([("serving", "i8"), ("ends", "i8", (10,))])
 """The state of `preble`: the round that is served, and the places taken in each group."""
 
-TARGET_BINS: Final = 28
-LATENCY_BINS: Final = 320
+
 TARGET: Final = np.dtype(
     [
         ("unit", "f8"),
@@ -176,9 +177,9 @@ TARGET: Final = np.dtype(
         ("credit", "f8"),
         ("chosen_work", "f8"),
         ("chosen_oldest", "i8"),
-        ("predicted", "f8", (TARGET_BINS,)),
-        ("true", "f8", (TARGET_BINS,)),
-        ("true_per_predicted", "f8", (TARGET_BINS,)),
+        ("predicted", "f8", (LENGTH_BINS,)),
+        ("true", "f8", (LENGTH_BINS,)),
+        ("true_per_predicted", "f8", (LENGTH_BINS,)),
         ("latencies", "f8", (LATENCY_BINS,)),
     ]
 )
