@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Final, Generic, TypeVar, get_type_hints
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -385,7 +385,7 @@ def claims_table(claims: Sequence[Claim], notes: Sequence[str] = ()) -> Table:
         row = [by_place.get((statement, setting)) for setting in settings]
         theirs = next(claim.paper for claim in row if claim is not None)
         cells = [("–", "–") if claim is None else (_value(claim.ours), claim.verdict) for claim in row]
-        rows.append([statement, "–" if theirs is None else f"{theirs:.3f}", *(text for cell in cells for text in cell)])
+        rows.append([statement, "–" if theirs is None else _number(theirs), *(text for cell in cells for text in cell)])
     columns = ["claim", "paper", *(text for setting in settings for text in (setting, ""))]
     return Table("What can be compared", columns, rows, notes)
 
@@ -428,9 +428,16 @@ def _cell(value: object) -> str:
 
 def _value(ours: Ratio) -> str:
     """With its interval, where there is one."""
-    return f"{ours.ratio:.3f}" if ours.low == ours.high else multiple(ours)
+    if ours.low == ours.high:
+        return _number(ours.ratio)
+    return multiple(ours) if ours.ratio < _LARGE else f"{ours.ratio:,.0f} [{ours.low:,.0f}, {ours.high:,.0f}]"
 
 
+def _number(value: float) -> str:
+    return f"{value:.3f}" if value < _LARGE else f"{value:,.0f}"
+
+
+_LARGE: Final = 1000.0  # from which no decimals are shown
 _LAX = ConfigDict(arbitrary_types_allowed=True)
 
 

@@ -354,13 +354,14 @@ def _with_interval(cell: Cell) -> str:
 
 
 def claims(found: PaperComparison, subject: str) -> list[Claim]:
-    """Accuracy and MAE beside the paper's, with intervals over prompts; `subject` is the predictor of the package."""
+    """Accuracy and errors beside the paper's, with intervals over prompts; `subject` is the package's predictor."""
     shown = {
         (CLASSIFIER, "mean"): "classifier, mean",
         (CLASSIFIER, "p99"): "classifier, P99",
         (f"{REGRESSION}, squared error", ""): "regression, squared",
         (f"{REGRESSION}, absolute error", ""): "regression, absolute",
         (subject, "mean"): subject,
+        (subject, "p99"): f"{subject}, P99",
         (subject, ""): subject,
     }
     return [
@@ -372,7 +373,7 @@ def claims(found: PaperComparison, subject: str) -> list[Claim]:
             None,
         )
         for cell in found.cells
-        if cell.rule == "castillo" and cell.what.startswith(("Acc", "MAE"))
+        if cell.rule == "castillo" and not cell.what.startswith("F1")  # which has no interval
         if (setting := shown.get((cell.subject, cell.reading))) is not None
     ]
 

@@ -34,6 +34,11 @@ WEAKER: Final = tuple(f"noisy:{tau:g}" for tau in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 LLM: Final = "llama-3.1-8b"
 ENGINE: Final = "1*llama-3-8b@h100"
 """Of the fitted engines the one whose rates are nearest to the paper's, whose GPU is not known here."""
+LARGE_LLM: Final = "meta-llama/Llama-3.3-70B-Instruct"
+LARGE_ENGINE: Final = "1*llama-3-70b@4xh100"
+"""By published numbers. The paper's 70B LLM and GPUs are not known here."""
+LARGE_CORPORA: Final = {"ShareGPT": "test", "Alpaca": None}
+"""Corpora of the paper's 70B table that CASTILLO has, and the split on which no shipped predictor is trained."""
 OFFLINE_CORPUS: Final = "Alpaca"
 LOW, HIGH = (round(rate / paper.implied_capacity(), 1) for rate in paper.RATES)
 """The loads that the paper's lowest and highest rate imply: 1.1 and 3.7."""
@@ -58,12 +63,16 @@ class TieGrid(SeededGrid):
 
 @dataclass(frozen=True, eq=False)
 class TieResult:
-    """All experiments. `online` and `synthetic` also hold the ablation; `offline` has one level, all at once."""
+    """All experiments. `online` and `synthetic` also hold the ablation; `offline` has one level, all at once.
+
+    `large` has the answers of a 70B LLM at the highest load, by corpus; it is empty where the data has none.
+    """
 
     origin: str
     predictor: str
     online: Grid
     synthetic: Grid
+    large: Mapping[str, Grid]
     offline: Grid
     offline_corpus: str
     samples: int
@@ -88,10 +97,11 @@ def measure(run: Run, grid: TieGrid) -> TieResult:
         predictor=grid.predictor,
         online=online,
         synthetic=synthetic,
+        large=_large(samples, grid, run),
         offline=run_grid(
             plan,
             lambda seed: at_once(seed).replace(arrival_s=np.zeros(grid.pool)),
-            on_progress=run.part(0.7, 1.0, "offline, "),
+            on_progress=run.part(0.8, 1.0, "offline, "),
         ),
         offline_corpus=corpus,
         samples=wanted,
@@ -100,15 +110,15 @@ def measure(run: Run, grid: TieGrid) -> TieResult:
     )
 
 
-def fleet() -> Fleet:
+def fleet(engine: str = ENGINE) -> Fleet:
     """One engine with the paper's limits."""
-    return Fleet.parse(ENGINE).limited_to(max_num_seqs=paper.SLOTS, prefix_caching=False)
+    return Fleet.parse(engine).limited_to(max_num_seqs=paper.SLOTS, prefix_caching=False)
 
 
-def draws(rows: LengthSamples, requests: int) -> Draw:
+def draws(rows: LengthSamples, requests: int, llm: str = LLM) -> Draw:
     """A function from a seed to requests with the LLM's answers, one per second, cut as in the paper."""
     return lambda seed: castillo_workload(
-        rows, LLM, requests=requests, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS
+        rows, llm, requests=requests, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS
     )
 
 
@@ -143,6 +153,19 @@ def _synthetic(grid: TieGrid, run: Run) -> tuple[Grid, float]:
     }
     cells = extend(cells, [each.workload for each in traffic], variants, run.part(0.6, 0.7, "synthetic, "))
     return cells, float(np.mean([each.prompt_cv for each in traffic]))
+
+
+def _large(samples: LengthSamples, grid: TieGrid, run: Run) -> dict[str, Grid]:
+    """The 70B LLM at the paper's highest rate, on the corpora that the data has."""
+    plan = Plan(fleet(LARGE_ENGINE), POLICIES, (grid.predictor,), loads=(HIGH,), seeds=range(grid.seeds))
+    found: dict[str, Grid] = {}
+    for corpus, split in LARGE_CORPORA.items():
+        if corpus in samples.corpora and LARGE_LLM in samples.llms:
+            rows = samples.where(llm=LARGE_LLM, corpus=corpus, split=split)
+            begin = 0.7 + 0.05 * len(found)
+            report = run.part(begin, begin + 0.05, f"70B, {corpus}, ")
+            found[corpus] = run_grid(plan, draws(rows, grid.requests, LARGE_LLM), on_progress=report)
+    return found
 
 
 Variants = Mapping[tuple[str, str], Sequence[RequestPredictions]]

@@ -75,6 +75,7 @@ def claims(found: TieResult) -> list[Claim]:
             ours = over(find(grid, name, predictor), find(grid, name, predictor, low))
             rows.append(Claim(f"{name} at {high_rate:g} over {low_rate:g} requests/s", growth, ours, setting))
     rows += _ablation_claims(found)
+    rows += _large_claims(found)
     for i, what in enumerate(("time to the samples", "samples in the time")):
         theirs = paper.OFFLINE["tie"][i] / paper.OFFLINE["ltr"][i]
         ours = over_seeds(*(offline[name, found.predictor][i] for name in ("tie", "ltr")))
@@ -91,6 +92,19 @@ def _ablation_claims(found: TieResult) -> Iterator[Claim]:
                 cells = find(grid, policy, prediction or predictor), find(grid, "tie", predictor)
                 ours = over(*cells, statistic=statistic)
                 yield Claim(f"{name} over full TIE, {statistic}", theirs / full, ours, setting)
+
+
+def _large_claims(found: TieResult) -> Iterator[Claim]:
+    """The paper's table across data sets with a 70B LLM, by both definitions of latency per token."""
+    definitions: Mapping[str, Measure] = {"": "per_token_s", ", total E2E / total tokens": "e2e_s"}
+    for corpus, grid in found.large.items():
+        given = paper.ONLINE[f"{corpus} 70B"]
+        for suffix, measure in definitions.items():
+            for policy, base in _PAIRS:
+                ours = over(find(grid, policy, found.predictor), find(grid, base, found.predictor), measure)
+                yield Claim(
+                    f"{corpus}, 70B: {policy} over {base}{suffix}", given[policy] / given[base], ours, "CASTILLO"
+                )
 
 
 def offline_figures(found: TieResult) -> dict[tuple[str, str | None], tuple[list[float], list[float]]]:
@@ -232,17 +246,28 @@ def _beside(found: TieResult) -> Table:
     for policy in POLICIES:
         ours = [
             multiple(over(find(grid, policy, predictor), find(grid, "fcfs", "")))
-            for _, grid, predictor in _traffics(found)
+            for _, grid, predictor in _all_traffics(found)
         ]
         theirs = [f"{given[policy] / given['fcfs']:.3f}" if policy in given else "–" for given in paper.ONLINE.values()]
         rows.append([policy, *ours, *theirs])
-    names = [f"{name}, {predictor}" for name, _, predictor in _traffics(found)]
+    names = [f"{name}, {predictor}" for name, _, predictor in _all_traffics(found)]
     title = f"Latency per token over FCFS's: ours at load {top(found.online).load:g}, and the paper's"
-    return Table(title, ("policy", *names, *(f"paper, {name}" for name in paper.ONLINE)), rows)
+    notes = [
+        f"{corpus}, 70B: {grid.workload.name} on {grid.fleet}, {len(grid.workload):,} requests, capacity "
+        f"{grid.capacity_per_s:.3g} requests/s, tau of {found.predictor} {grid.tau(found.predictor):.3f}."
+        for corpus, grid in found.large.items()
+    ]
+    return Table(title, ("policy", *names, *(f"paper, {name}" for name in paper.ONLINE)), rows, notes)
 
 
 def _traffics(found: TieResult) -> tuple[tuple[str, Grid, str], ...]:
+    """The traffic of figure 4 and the ablation: name, runs, predictor."""
     return ("CASTILLO", found.online, found.predictor), ("synthetic", found.synthetic, AS_IN_PAPER)
+
+
+def _all_traffics(found: TieResult) -> tuple[tuple[str, Grid, str], ...]:
+    large = ((f"{corpus}, 70B", grid, found.predictor) for corpus, grid in found.large.items())
+    return *_traffics(found), *large
 
 
 def _offline(found: TieResult) -> Table:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from experiments.tie import STUDY, paper
 from experiments.tie.study import (
     ABLATED,
     HIGH,
+    LARGE_ENGINE,
+    LARGE_LLM,
     LOGNORMAL,
     LOW,
     POLICIES,
@@ -209,6 +212,23 @@ def test_alpaca_is_served_offline_if_available(monkeypatch: pytest.MonkeyPatch) 
     renamed["corpus"] = ["Alpaca" if corpus == "Mbpp" else corpus for corpus in renamed["corpus"]]
     rows, corpus = offline_rows(LengthSamples.from_table(renamed, origin="made up"))
     assert (corpus, set(rows.corpora)) == ("Alpaca", {"Alpaca"})
+
+
+def test_the_70b_llm_is_compared_on_each_corpus_that_the_data_has(
+    small: TieResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(small.large) <= {"ShareGPT"}  # the packaged sample has no Alpaca
+    renamed = made_up(llms=("meta-llama/Llama-3.1-8B-Instruct", LARGE_LLM)).table.to_pydict()
+    renamed["corpus"] = ["Alpaca" if corpus == "Mbpp" else corpus for corpus in renamed["corpus"]]
+    monkeypatch.setattr(Run, "castillo", lambda _: LengthSamples.from_table(renamed, origin="made up"))
+    grid = TieGrid(seeds=2, requests=60, loads=(LOW, HIGH), pool=40, predictor=PREDICTOR)
+    found = measure(Run(ResultCache(tmp_path)), grid)
+    assert {str(each.fleet) for each in found.large.values()} == {LARGE_ENGINE}
+    assert all(each.workload.name.endswith(LARGE_LLM) for each in found.large.values())
+    compared = {row.statement: row.paper for row in claims(found) if "70B" in row.statement}
+    assert compared["Alpaca, 70B: tie over ltr"] == pytest.approx(1.54 / 2.36)
+    assert len(compared) == 10 * len(found.large)
+    check_output(STUDY.output(found))
 
 
 def test_spread_within_prompts_leaves_out_degenerate_samples() -> None:

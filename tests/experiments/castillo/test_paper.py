@@ -11,6 +11,7 @@ import pytest
 
 from experiments.castillo.paper import (
     COLUMNS,
+    ERRORS,
     PAPER,
     Cell,
     Subject,
@@ -106,6 +107,9 @@ def test_a_claim_has_the_papers_value_and_our_interval(packaged: LengthSamples, 
     mine = next(claim for claim in found if claim.statement == "table 4, MAE(mean), Llama-3.2-1B")
     assert mine.paper == 121.02
     assert mine.ours.low < mine.ours.ratio < mine.ours.high
+    statements = {claim.statement for claim in found}
+    assert {f"table 4, {what}, Llama-3.2-1B" for what in ERRORS} <= statements
+    assert {claim.setting for claim in found} == {"constant fit", "constant fit, P99"}
 
 
 def test_figure_7_is_an_image(packaged: LengthSamples, constant: Subject) -> None:
