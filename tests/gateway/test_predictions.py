@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -354,6 +354,27 @@ async def test_prefix_memory_orders_by_the_lengths_of_the_same_prefix(http: aioh
         await answers
         async with http.get(url + "/health") as response:
             assert (await response.json())["memory"] == "on"
+    assert engine.names()[-2:] == ["terse", "chatty"]
+
+
+@pytest.mark.parametrize("wrap", [lambda ids: ids, lambda ids: [ids]])
+async def test_prefix_memory_learns_from_prompts_of_token_ids(
+    http: aiohttp.ClientSession, wrap: Callable[[list[int]], list[Any]]
+) -> None:
+    engine = StandIn(lengths={"blocker": 1, "chatty": 400, "terse": 3})
+    prompts = {name: wrap(list(range(first, first + 128))) for name, first in (("chatty", 1), ("terse", 1000))}
+    asked = [body(name, 500, prompt=ids) for name, ids in prompts.items()]
+    with (
+        served(engine.app()) as engine_url,
+        gateway(engine_url, policy="sjf", in_flight=1, memory="on") as url,
+    ):
+        for sent in asked * 5:
+            assert (await post(http, url, sent))[0] == 200
+        await post(http, url, body("several", prompt=[[1, 2], [3, 4]]))
+        assert await metric(http, url, "lengthwise_prefix_memory_nodes") == 2 + 2 * 2  # tenants, blocks of 64 ids
+        answers = await hold(http, url, engine, asked)
+        engine.gate.set()
+        await answers
     assert engine.names()[-2:] == ["terse", "chatty"]
 
 

@@ -152,8 +152,8 @@ class CompletionBody(_Part):
 
     @property
     def one_answer(self) -> bool:
-        """Whether the reported tokens are those of one answer."""
-        return self.n in (None, 1) and self.readable
+        """Whether the reported tokens are those of one answer: to a prompt of token ids, too."""
+        return self.n in (None, 1) and (self.readable or self._has_ids)
 
     def text(self) -> str:
         """The prompt."""
@@ -167,7 +167,7 @@ class CompletionBody(_Part):
     def _prefix(self) -> tuple[int, Sequence[int] | NDArray[np.uint64]]:
         """Return the prompt's approximate tokens and its block hashes; nothing for an invalid prompt."""
         try:
-            if isinstance(self.prompt, list) and self.prompt and isinstance(self._ids[0], int):
+            if self._has_ids:
                 return len(self._ids), hash_tokens(self._ids)
             if self.readable:
                 data = self.text().encode()
@@ -175,6 +175,11 @@ class CompletionBody(_Part):
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError):  # the engine refuses it
             pass
         return 0, ()
+
+    @property
+    def _has_ids(self) -> bool:
+        """Whether there is one prompt of token ids."""
+        return isinstance(self.prompt, list) and bool(self.prompt) and isinstance(next(iter(self._ids), None), int)
 
     @property
     def _ids(self) -> list[Any]:
