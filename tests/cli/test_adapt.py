@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
+from lengthwise.predictors.resolve import predictor_label
 from tests.predictors.traffic_rows import made, write
 
 runner = CliRunner()
@@ -84,6 +85,31 @@ def test_a_file_that_is_not_better_is_refused_with_exit_code_1(tmp_path: Path) -
     assert not out.exists()
     assert runner.invoke(app, [*arguments, "--force"]).exit_code == 0
     assert out.exists()
+
+
+def test_the_folder_of_a_log_alone_is_enough_to_adapt_the_predictor_that_is_in_use(tmp_path: Path) -> None:
+    folder = write(tmp_path / "learn", made(200, shift=1.0))
+    result = runner.invoke(app, ["adapt", "--from", str(folder), "--json"])
+    assert result.exit_code == 0, result.output
+    in_use = folder / "predictor.lw"
+    first = predictor_label(in_use)
+    found = json.loads(result.stdout)
+    assert (found["out"], found["report"]["base"]) == (str(in_use), predictor_label("fast"))
+    write(folder, made(200, shift=0.5, predictor=first))  # the gateway uses it now
+    again = json.loads(runner.invoke(app, ["adapt", "--from", str(folder), "--json"]).stdout)
+    assert (again["report"]["base"], again["written"]) == (first, True)
+    assert predictor_label(in_use) != first
+    write(folder, made(200, predictor="other@00000000"))
+    result = runner.invoke(app, ["adapt", "--from", str(folder)])
+    assert result.exit_code == 2
+    assert "other@00000000, is not a packaged one" in result.stderr
+
+
+def test_adapting_to_lengths_needs_a_predictor_and_a_file_to_write(tmp_path: Path) -> None:
+    given = ["--lengths", lengths(tmp_path / "a.parquet", 60)]
+    for arguments, message in ((["-o", "m.lw"], "no predictor to adapt"), (["fast"], "no file to write")):
+        result = runner.invoke(app, ["adapt", *arguments, *given])
+        assert (result.exit_code, message in result.stderr) == (2, True), result.output
 
 
 def test_adapt_needs_exactly_one_source(tmp_path: Path) -> None:

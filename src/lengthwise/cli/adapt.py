@@ -20,8 +20,17 @@ _NAMED = 4
 
 
 def adapt(
-    model: Annotated[str, typer.Argument(help="A packaged predictor (default, fast) or a model file.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Model file to write.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A packaged predictor (default, fast) or a model file [default with --from: the one that predicted "
+            "the newest request of the log]."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Model file to write [default with --from: predictor.lw in its folder]."),
+    ] = None,
     lengths: Annotated[
         Path | None,
         typer.Option(
@@ -44,11 +53,11 @@ def adapt(
 
     With --from, adapt it to the LLMs of a gateway's traffic: from prompts where the log has them (--keep-prompts), else
     by a correction for each LLM and tenant. Scores are of the last fifth of the requests; if they are not better there,
-    nothing is written (exit code 1). `serve --watch` then uses the new file without a restart.
+    nothing is written (exit code 1). `serve --learn DIR --watch` uses DIR/predictor.lw without a restart.
 
     Example: `lengthwise adapt default --lengths lengths.parquet -o adapted.lw`
 
-    Example: `lengthwise adapt fast --from learn/ -o my.lw`
+    Example: `lengthwise adapt --from learn/`
     """
     from lengthwise.predictors.adapt import ENOUGH, adapt_file, read_observed
 
@@ -59,6 +68,10 @@ def adapt(
         _adapt_traffic(model, traffic, out, force=force, as_json=as_json)
         return
     assert lengths is not None  # noqa: S101
+    if model is None:
+        raise InputError("no predictor to adapt", hint="name one, such as default or fast, or a model file")
+    if out is None:
+        raise InputError("no file to write", hint="name one with -o FILE.lw")
     observed = read_observed(lengths, llm)
     if observed.count < ENOUGH:
         typer.echo(f"warning: {observed.count} lengths are few; scores need {ENOUGH} or more", err=True)
@@ -96,13 +109,15 @@ def _table(report: AdaptReport) -> Table:
     )
 
 
-def _adapt_traffic(model: str, folder: Path, out: Path, *, force: bool, as_json: bool) -> None:
-    from lengthwise.predictors.adapt_traffic import adapt_traffic, save_memory
-    from lengthwise.predictors.traffic import read_traffic
+def _adapt_traffic(model: str | None, folder: Path, out: Path | None, *, force: bool, as_json: bool) -> None:
+    from lengthwise.predictors.adapt_traffic import adapt_traffic, predictor_in_use, save_memory
+    from lengthwise.predictors.traffic import PREDICTOR_NAME, read_traffic
 
     traffic = read_traffic(folder)
+    out = folder / PREDICTOR_NAME if out is None else out
+    need_folder(out, "--out")
     with late_bar() as bar:
-        found = adapt_traffic(model, traffic, out, force=force, progress=bar)
+        found = adapt_traffic(model or predictor_in_use(traffic, folder), traffic, out, force=force, progress=bar)
     memory = save_memory(traffic, folder)
     if as_json:
         better = [each.llm for each in found.llms if each.better]

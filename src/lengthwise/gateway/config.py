@@ -24,7 +24,7 @@ from lengthwise.policies import make_policy
 from lengthwise.predictors.model_file import SUFFIX
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
-from lengthwise.predictors.traffic import MEMORY_NAME
+from lengthwise.predictors.traffic import MEMORY_NAME, PREDICTOR_NAME
 from lengthwise.routers import make_router
 from lengthwise.settings import read_yaml, validated
 
@@ -332,7 +332,7 @@ class GatewayConfig(_Section):
         """The model file that is watched, if there is one; it need not exist."""
         if Path(self.predictor).suffix == SUFFIX:
             return Path(self.predictor)
-        return None if self.learn is None else self.learn / f"predictor{SUFFIX}"
+        return None if self.learn is None else self.learn / PREDICTOR_NAME
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

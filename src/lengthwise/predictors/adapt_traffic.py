@@ -41,9 +41,10 @@ from lengthwise.predictors.resolve import (
     LoadedPredictor,
     load_predictor,
     model_path,
+    packaged_predictors,
     predictor_label,
 )
-from lengthwise.predictors.traffic import MEMORY_NAME, Floats, LoggedTraffic, Mask
+from lengthwise.predictors.traffic import MEMORY_NAME, PREDICTOR_NAME, Floats, LoggedTraffic, Mask
 from lengthwise.predictors.traffic_evaluation import TrafficScores, scorable, score_rows
 
 HELD_OUT: Final = 0.2
@@ -197,6 +198,20 @@ class _Adapting:
         card: dict[str, Any] = {key: value for key, value in self._file.card.items() if key != "format"}
         card["traffic"] = [{**asdict(each), "better": each.better} for each in found]
         write_model_file(out, card, parts)
+
+
+def predictor_in_use(traffic: LoggedTraffic, folder: Path) -> Path:
+    """Return the model file that predicted the newest request: a packaged one, or the one beside the log."""
+    label = traffic.rows[-1].predictor
+    beside = [folder / PREDICTOR_NAME] if (folder / PREDICTOR_NAME).is_file() else []
+    for path in (*packaged_predictors().values(), *beside):
+        if predictor_label(path) == label:
+            return path
+    raise InputError(
+        f"the predictor of the newest request, {label}, is not a packaged one or {folder / PREDICTOR_NAME}",
+        source=traffic.origin,
+        hint="name a predictor: fast, default, or the model file that it was",
+    )
 
 
 def _training(rows: LoggedTraffic) -> NDArray[np.bool_]:

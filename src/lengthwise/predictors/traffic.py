@@ -28,6 +28,8 @@ FORMAT: Final = 1
 PARTS: Final = "traffic-*.jsonl"
 MEMORY_NAME: Final = "memory.npz"
 """The file of prefix memory beside the parts."""
+PREDICTOR_NAME: Final = "predictor.lw"
+"""The model file beside the parts that `serve --watch` uses, and `adapt --from` writes unless another is named."""
 MOST_BLOCKS: Final = 64
 """Blocks of a prompt's beginning that are logged."""
 KEPT_CHARACTERS: Final = 10_000
