@@ -9,8 +9,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:3.12-slim-bookworm
 ARG VERSION=0.1.0
 COPY --from=build /wheels /wheels
-# sim brings Numba, which routers need.
-RUN pip install --no-cache-dir --find-links /wheels "lengthwise[serve,sim]==${VERSION}" \
+RUN pip install --no-cache-dir --find-links /wheels "lengthwise[serve]==${VERSION}" \
     && rm -rf /wheels \
     && useradd --uid 10001 --create-home lengthwise
 # Machine code of the router, compiled at the first start: mount a writable folder here if the file system is read-only.

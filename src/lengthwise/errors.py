@@ -7,7 +7,7 @@ from pathlib import Path
 # The optional packages, by the extra that installs them.
 EXTRAS = {
     "sim": ("pyarrow", "numba"),
-    "serve": ("pyarrow", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+    "serve": ("pyarrow", "numba", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
     "reports": ("matplotlib", "plotly"),
     "train": ("torch", "transformers", "onnx", "sklearn", "huggingface_hub"),
     "vllm": ("vllm",),

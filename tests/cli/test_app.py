@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from typer.testing import CliRunner
 
 import lengthwise
 from lengthwise.cli import COMMANDS, PANELS, _load, app
+from lengthwise.errors import EXTRAS
 
 HEAVY = ("numpy", "scipy", "pyarrow", "numba", "onnxruntime", "tokenizers", "matplotlib", "plotly", "torch", "aiohttp")
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "opentelemetry": "opentelemetry-sdk"}
 
 
 def modules_after(*arguments: str) -> set[str]:
@@ -107,3 +110,30 @@ def test_every_option_that_an_error_names_exists() -> None:
                 assert found <= known.get(command, of_any), f"{path.name}:{node.lineno}"
                 named += len(found)
     assert named > 50
+
+
+def test_the_extras_that_an_error_names_install_the_package() -> None:
+    brought = {extra: {_distribution(line) for line in requires} for extra, requires in _extras().items()}
+    for extra, packages in EXTRAS.items():
+        missing = {DISTRIBUTIONS.get(package, package.replace("_", "-")) for package in packages} - brought[extra]
+        assert not missing, extra
+
+
+def test_a_router_that_misses_numba_names_extras_that_install_it() -> None:
+    code = (
+        "import sys; sys.modules['numba'] = None; from lengthwise.routers import make_router; make_router('lengthwise')"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    named = re.findall(r"lengthwise\[(\w+)\]", run.stderr.splitlines()[-1])
+    assert named
+    assert all("numba" in map(_distribution, _extras()[extra]) for extra in named)
+
+
+def _extras() -> dict[str, list[str]]:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    return extras
+
+
+def _distribution(requirement: str) -> str:
+    return re.split(r"[\[<>=;]", requirement)[0]

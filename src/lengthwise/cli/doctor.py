@@ -47,7 +47,11 @@ def _extra(name: str) -> str:
 
 PARTS = (
     Part("pyarrow", "simulate, sweep, workload, traces, evaluate, lengths, adapt", _extra("sim")),
-    Part("numba", "simulate, sweep: the compiled engine; without it the readable engine runs", _extra("sim")),
+    Part(
+        "numba",
+        "serve: routers; simulate, sweep: the compiled engine, without it the readable engine runs",
+        _extra("sim"),
+    ),
     Part("starlette", "serve, shadow", _extra("serve")),
     Part("httptools", "serve, shadow, replay, collect, engine fit", _extra("serve")),
     Part("matplotlib", "figures: lengths fit, workload describe", _extra("reports")),
