@@ -46,6 +46,19 @@ def test_two_runs_are_paired_by_policy_and_load_with_intervals_over_seeds(tmp_pa
     assert "over a.json: below 1 is faster, above 1 slower" in text
 
 
+def test_runs_at_one_rate_are_paired_where_their_loads_differ(tmp_path: Path) -> None:
+    first = stored(tmp_path / "a.json")
+    content = json.loads(stored(tmp_path / "b.json", slower=1.5).read_text())
+    for run in content["runs"]:
+        run["level"] = run["level"].replace("load 0.", "load 0.4").replace("load 1.", "load 0.8")  # more slots
+    (tmp_path / "b.json").write_text(json.dumps(content))
+    result = report(first, tmp_path / "b.json", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)["runs"]
+    assert found[0]["run"] == "fcfs at load 0.470 (was 0.70)"
+    assert [run["ratios"]["e2e_mean"]["ratio"] for run in found] == pytest.approx([1.5] * len(content["runs"]))
+
+
 def test_a_run_compared_with_itself_has_no_difference(tmp_path: Path) -> None:
     file = stored(tmp_path / "a.json")
     assert report(file, file).stdout.startswith("a.json and a.json have the same latencies.")

@@ -51,8 +51,15 @@ class StoredRuns:
 
     def by_seed(self, place: int) -> list[Mapping[str, Any]]:
         """Return the summaries of each seed of a run; empty where the file has none."""
-        runs = self.content.get("runs") or []
-        return list(runs[place].get("by_seed") or []) if place < len(runs) else []
+        return list(self._stored(place).get("by_seed") or [])
+
+    def rate(self, place: int) -> float | None:
+        """Return the offered requests per second of a run; None where the file does not have it."""
+        return self._stored(place).get("offered_per_s")
+
+    def _stored(self, place: int) -> Mapping[str, Any]:
+        runs: Sequence[Mapping[str, Any]] = self.content.get("runs") or []
+        return runs[place] if place < len(runs) else {}
 
     def table(self) -> Table:
         """Return the latencies of every run."""
@@ -99,9 +106,16 @@ class StoredPair:
 
     @property
     def label(self) -> str:
-        """The run's name, and both names if they differ."""
+        """The run's name, and both levels or names if they differ."""
+        if self.second.label == self.first.label and not self.same_level:
+            return f"{self.second.label} at {self.second.level} (was {self.first.level.removeprefix('load ')})"
         ours, theirs = (f"{run.label} at {run.level}" if run.level else run.label for run in (self.second, self.first))
         return ours if ours == theirs else f"{ours}, before: {theirs}"
+
+    @property
+    def same_level(self) -> bool:
+        """Whether both runs have the same load."""
+        return self.first.level == self.second.level
 
     @property
     def within_noise(self) -> bool:
@@ -142,7 +156,9 @@ class StoredComparison:
         capacity = [_number(content, "capacity", "requests_per_s") for content in (first, second)]
         if all(capacity) and abs(capacity[1] / capacity[0] - 1) > _SAME_CAPACITY:
             change = f"capacity: {capacity[0]:.2f} -> {capacity[1]:.2f} requests/s"
-            notes.append(f"{change}. The same load is another rate; --rate gives both the same traffic.")
+            same_load = any(pair.same_level for pair in self.pairs)
+            other = "load is another rate; --rate gives both the same traffic" if same_load else "rate is another load"
+            notes.append(f"{change}. The same {other}.")
         origins = (self.first.origin, self.second.origin)
         for field in ("version", "hardware"):
             found = [getattr(each, field) for each in origins if each is not None]
@@ -201,13 +217,11 @@ class StoredComparison:
 
 
 def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:
-    """Pair the runs of two files by policy, predictor, router, place and level; two single runs are always a pair."""
-    known = {(run.label, run.place, run.level): place for place, run in enumerate(first.runs)}
-    places = [
-        (known[key], place)
-        for place, run in enumerate(second.runs)
-        if (key := (run.label, run.place, run.level)) in known
-    ]
+    """Pair the runs of two files by policy, predictor, router, place and level, else by rate in place of the level.
+
+    The same rate is another load where the engines differ. Two single runs are always a pair.
+    """
+    places = _common(_by_level(first), _by_level(second)) or _common(_by_rate(first), _by_rate(second))
     if not places and len(first.runs) == len(second.runs) == 1:
         places = [(0, 0)]
     if not places:
@@ -225,6 +239,20 @@ def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:
             )
         )
     return StoredComparison(first, second, tuple(pairs))
+
+
+def _by_level(file: StoredRuns) -> dict[tuple[object, ...], int]:
+    return {(run.label, run.place, run.level): place for place, run in enumerate(file.runs)}
+
+
+def _by_rate(file: StoredRuns) -> dict[tuple[object, ...], int]:
+    rates = [file.rate(place) for place in range(len(file.runs))]
+    known = [(run.label, run.place, rate) for run, rate in zip(file.runs, rates, strict=True)]
+    return {key: place for place, key in enumerate(known) if key[-1] is not None}
+
+
+def _common(first: Mapping[tuple[object, ...], int], second: Mapping[tuple[object, ...], int]) -> list[tuple[int, int]]:
+    return [(first[key], place) for key, place in second.items() if key in first]
 
 
 def _number(content: Mapping[str, Any], name: str, field: str) -> float:
