@@ -36,6 +36,7 @@ MOST_ELEMENTS: Final = 1 << 20
 _MOST_ADMIN_BYTES: Final = 64 << 10
 
 _MOST_USER: Final = 256  # characters of a user's name that identify it; names stay in memory
+_HINTED_PRIORITIES: Final = ("priority", "strict_priority")  # of Dynamo's nvext.agent_hints
 _Model = Annotated[str, Field(max_length=4096)]  # as long as a path; names stay in memory where engines list no models
 _Limit = Annotated[int, Field(ge=0, le=1 << 31)]
 _Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
@@ -194,21 +195,25 @@ class CompletionBody(_Part):
     def restrict(self, raw: bytes, *, priority: bool, lengths: bool) -> bytes:
         """Ignore what the client may not declare, and return the body without it.
 
-        `priority`: whether `priority` counts; `lengths`: whether `nvext.agent_hints.osl`, `vllm_xargs.expected_tokens`
-        and `vllm_xargs.length_*` do.
+        `priority`: whether `priority` counts, for Dynamo also as `nvext.agent_hints.priority` and `strict_priority`;
+        `lengths`: whether `nvext.agent_hints.osl`, `vllm_xargs.expected_tokens` and `vllm_xargs.length_*` do.
         """
         changes: dict[str, bytes | None] = {}
         if not priority and "priority" in self.model_fields_set:
             self.priority = changes["priority"] = None
-        if not lengths and self.model_fields_set & {"nvext", "vllm_xargs"}:
-            self.nvext = self.vllm_xargs = None
-            sent = json.loads(raw)
-            xargs, nvext = sent.get("vllm_xargs"), sent.get("nvext")
+        if not lengths and "vllm_xargs" in self.model_fields_set:
+            self.vllm_xargs = None
+            xargs = json.loads(raw)["vllm_xargs"]
             if isinstance(xargs, dict) and any(map(_is_length, xargs)):
                 kept = {name: value for name, value in xargs.items() if not _is_length(name)}
                 changes["vllm_xargs"] = json.dumps(kept).encode()
-            if isinstance(nvext, dict) and isinstance(hints := nvext.get("agent_hints"), dict) and "osl" in hints:
-                del hints["osl"]
+        ignored = {*(() if lengths else ("osl",)), *(() if priority else _HINTED_PRIORITIES)}
+        if ignored and "nvext" in self.model_fields_set:
+            self.nvext = self.nvext if lengths else None
+            nvext = json.loads(raw)["nvext"]
+            hints = nvext.get("agent_hints") if isinstance(nvext, dict) else None
+            if isinstance(hints, dict) and ignored & hints.keys():
+                nvext["agent_hints"] = {name: value for name, value in hints.items() if name not in ignored}
                 changes["nvext"] = json.dumps(nvext).encode()
         return edit_fields(raw, changes) if changes else raw
 
