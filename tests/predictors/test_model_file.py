@@ -4,14 +4,17 @@ import json
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.model_file import read_model_file, write_model_file
-from lengthwise.predictors.resolve import load_predictor
+from lengthwise.predictors.model_file import pack_arrays, read_model_file, unpack_arrays, write_model_file
+from lengthwise.predictors.resolve import load_predictor, model_path
 
 CARD = {"kind": "test", "name": "t", "data": "none", "licences": [], "limits": "all"}
 
@@ -49,6 +52,13 @@ def test_a_file_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest
         read_model_file(tmp_path / "m.lw")
 
 
+def test_a_file_of_a_format_that_no_release_wrote_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.lw", "w") as archive:
+        archive.writestr("card.json", json.dumps({**CARD, "format": 0}))
+    with pytest.raises(InputError, match="has format 0, which no release wrote"):
+        read_model_file(tmp_path / "m.lw")
+
+
 def test_a_part_that_was_replaced_after_writing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.lw"
     write_model_file(path, CARD, {"weights": b"12345678", "names": b"a"})
@@ -76,6 +86,26 @@ def test_parts_of_another_kind_of_file_are_refused_in_one_line(tmp_path: Path, k
     names = ("tables.npz", "network.npz", "calibration.json", "words.txt", "llms.txt", "encoder.json", "model.onnx")
     write_model_file(path, {**CARD, "kind": kind}, dict.fromkeys((*names, "tokenizer.json"), b"{}"))
     with pytest.raises(InputError, match=r"m\.lw: a part is invalid; get the file again") as refused:
+        load_predictor(path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "altered"),
+    [
+        ("tables.npz", "words", np.float32(1)),
+        ("tables.npz", "levels", np.zeros((1, 4))),
+        ("network.npz", "a", np.zeros((3, 3))),
+        ("network.npz", "c_bias", np.full(4, np.nan)),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused_in_one_line(
+    tmp_path: Path, part: str, name: str, altered: NDArray[Any]
+) -> None:
+    path, file = tmp_path / "m.lw", read_model_file(model_path("fast"))
+    arrays = {**unpack_arrays(file.part(part)), name: altered}
+    write_model_file(path, file.card, {**file.parts, part: pack_arrays(arrays)})
+    with pytest.raises(InputError, match=r"m\.lw: .*; get the file again") as refused:
         load_predictor(path)
     assert "\n" not in str(refused.value)
 

@@ -500,7 +500,7 @@ def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
             tables = replace(tables, features=len(_EARLIER))
         levels, widening = arrays["levels"], float(arrays.get("widening", [0.0])[0])
         calibration = Calibration.from_json(json.loads(file.part("calibration.json", source)))
-    except (KeyError, TypeError, ValueError, EOFError, OSError, BadZipFile) as error:
+    except (IndexError, KeyError, TypeError, ValueError, EOFError, OSError, BadZipFile) as error:
         raise InputError("a part is invalid", source=source, hint="get the file again") from error
     if len(network.centre) != tables.width or len(tables.pairs) != PAIRS:
         raise InputError(

@@ -83,6 +83,8 @@ def read_model_file(path: Path) -> ModelFile:
         raise InputError("is not a complete model file", source=path, hint="get it again") from error
     if written > FORMAT:
         raise InputError(f"has format {written}, newer than {FORMAT}", source=path, hint="update lengthwise to read it")
+    if written < 1:
+        raise InputError(f"has format {written}, which no release wrote", source=path, hint="get it again")
     if sums and sums != {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}:
         raise InputError("was altered after it was written", source=path, hint="get it again, or train it again")
     missing = [name for name in _NEEDED if name not in card]

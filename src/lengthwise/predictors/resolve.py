@@ -17,6 +17,7 @@ NAME                       an entry point of the group `lengthwise.predictors`
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError, require_kind
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Predictions
+from lengthwise.predictors.llm_names import UNKNOWN
 from lengthwise.predictors.model_file import SUFFIX, ModelFile, read_model_file
 from lengthwise.specs import Spec, find, parse_spec, unknown_name
 
@@ -44,6 +46,8 @@ ADAPTED: Final = "adapted.json"
 
 CORRECTIONS: Final = "corrections.json"
 """The part that holds corrections by LLM and tenant, from `lengthwise adapt --from`."""
+
+_TRIAL: Final = "Why is the sky blue?"
 
 _PLAIN: Final[tuple[Kind, ...]] = ("oracle", "none", "history", "constant", "constant-corpus")
 _MEMORY: Final = "memory"
@@ -144,14 +148,28 @@ def resolve_predictor(predictor: str | Path | PredictorSpec | LengthPredictor) -
 def load_predictor(name: str | Path) -> LoadedPredictor:
     """Load a packaged predictor by name, or one from a model file.
 
-    A string that ends in .lw or has a folder in it is a file; anything else is a name. No network, no torch.
+    A string that ends in .lw or has a folder in it is a file; anything else is a name. No network, no torch. The file
+    is tried on one prompt: InputError if its parts do not fit together.
     """
     path = model_path(name)
     file = read_model_file(path)
     loaded = _load(file, path)
     if ADAPTED in file.parts:
         loaded = _with_adapted(loaded, file, path)
-    return _with_corrections(loaded, file, path) if CORRECTIONS in file.parts else loaded
+    if CORRECTIONS in file.parts:
+        loaded = _with_corrections(loaded, file, path)
+    if not _predicts(loaded):
+        raise InputError("its parts do not fit together", source=path, hint="get the file again")
+    return loaded
+
+
+def _predicts(loaded: LoadedPredictor) -> bool:
+    """Return whether an LLM that it knows and an unknown one get a prediction for one prompt."""
+    try:
+        found = loaded.predict([_TRIAL] * 2, [(*loaded.llms, UNKNOWN)[0], UNKNOWN])
+        return all(math.isfinite(found[row].mean()) for row in range(2))
+    except Exception:  # a file may hold numbers and arrays of any kind
+        return False
 
 
 def _load(file: ModelFile, path: Path) -> LoadedPredictor:
