@@ -112,7 +112,13 @@ def fit_calibration(
     names = np.array(llms, dtype=object)
     pooled = rows.spread(levels)
     if pooled is None:
-        raise InputError(f"{len(logt)} prompts are too few to calibrate", hint="give at least 9 for 90 % intervals")
+        if rows.prompts < rows.least(levels):
+            problem, hint = f"{rows.prompts} prompts are too few", f"give at least {rows.least(levels)}"
+        else:
+            cut = int((rows.censored & rows.present).sum())
+            problem = f"{cut} of {int(rows.present.sum())} answers are cut off, too many"
+            hint = "give lengths with a larger max_tokens"
+        raise InputError(f"{problem} to calibrate", hint=hint)
     own = {llm: rows.take(names == llm).spread(levels) for llm in sorted(set(llms))}
     known = {llm: each for llm, each in own.items() if each is not None}
     nu = logt.nu
@@ -166,11 +172,21 @@ class _Rows:
     def take(self, rows: Mask) -> _Rows:
         return _Rows(self.errors[rows], self.sigma[rows], self.present[rows], self.censored[rows], self.weight[rows])
 
+    @property
+    def prompts(self) -> int:
+        """Prompts with an answer."""
+        return int(self.present.any(axis=1).sum())
+
+    @staticmethod
+    def least(levels: Sequence[float]) -> int:
+        """Return the fewest prompts for these levels: n with level * (n + 1) <= n, 9 at 90 %."""
+        highest = max(levels)
+        return max(1, math.ceil(highest / (1 - highest) - 1e-9))
+
     def spread(self, levels: Sequence[float]) -> _Spread | None:
         """Return None if there are too few prompts; levels beyond all uncensored answers are left out."""
-        counts = self.present.sum(axis=1)
-        prompts = int((counts > 0).sum())
-        if not prompts or max(levels) * (prompts + 1) > prompts:
+        counts, prompts = self.present.sum(axis=1), self.prompts
+        if prompts < self.least(levels):
             return None
         by_prompt = np.where(counts > 0, self.weight, 0.0)
         by_prompt *= prompts / by_prompt.sum()
