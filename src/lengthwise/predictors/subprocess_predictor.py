@@ -2,7 +2,8 @@
 
 Python runs one thread at a time: a predictor in a thread of the engine or the gateway would delay its steps. Here the
 host's worker thread only writes inputs to a pipe and reads predictions from another. The process ends with the pipe,
-however the host ends. A process that dies is restarted up to three times; open questions fail, and history is used.
+however the host ends. A process that dies is started again, at most three times in all; open questions fail, and
+history is used.
 `python -m lengthwise.predictors.subprocess_predictor NAME [QUICK]` is that process; QUICK is a second predictor.
 """
 
