@@ -183,6 +183,25 @@ async def test_a_request_whose_client_disconnects_is_aborted_and_logged(
     assert entry.output_tokens is None or 1 <= entry.output_tokens < 900
 
 
+async def test_an_answer_is_complete_where_its_client_disconnects_after_the_last_event(
+    http: aiohttp.ClientSession, log: Path
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+    choice, usage = (
+        b'{"choices":[{"text":"x","finish_reason":"stop"}]}',
+        b'{"choices":[],"usage":{"completion_tokens":7}}',
+    )
+    events = b"data: %b\n\ndata: %b\n\ndata: [DONE]\n\n" % (choice, usage)
+    with RawEngine(head + events, swallow=True) as engine, shadow(engine.url, log) as url:
+        async with http.post(url + PLAIN, json=body(stream=True)) as response:
+            while b"[DONE]" not in await response.content.readany():
+                pass
+            response.close()
+        await until_true(lambda: bool(engine.swallowed))  # the shadow has closed its connection
+    (entry,) = read_log(log).entries
+    assert (entry.end, entry.output_tokens, entry.exact) == ("whole", 7, True)
+
+
 async def test_a_request_to_a_dead_engine_gets_502_and_is_logged_as_broken(
     http: aiohttp.ClientSession, log: Path
 ) -> None:

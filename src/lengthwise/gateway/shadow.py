@@ -99,6 +99,8 @@ class ShadowProxy:
         try:
             await self._forward(scope, caller, raw, seen)
         finally:
+            if seen.end == "left" and seen.measure.done:  # clients may close the connection at the last event
+                seen.end = _end(seen.measure)
             self._ended(seen)
 
     def _predict(self, seen: _Seen) -> None:
