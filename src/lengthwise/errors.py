@@ -66,5 +66,5 @@ def missing_extra(error: ModuleNotFoundError, prefer: str = "sim") -> InputError
 def require_kind(value: object, kinds: type | tuple[type, ...], field: str, hint: str) -> None:
     """Raise InputError if `value` is of none of these types, or a class; `hint` says what to give."""
     if isinstance(value, type) or not isinstance(value, kinds):
-        kind = value.__name__ if isinstance(value, type) else type(value).__name__
-        raise InputError(f"a {kind}", field=field, hint=f"give {hint}")
+        given = f"is the class {value.__name__}" if isinstance(value, type) else f"is of type {type(value).__name__}"
+        raise InputError(given, field=field, hint=f"give {hint}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.policies import POLICIES
@@ -50,7 +50,6 @@ def served(outcome: Outcome) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return ~np.isnan(outcome.finish)
 
 
-@settings(deadline=None)
 @given(simulations())
 def test_every_request_finishes_or_is_refused(case: tuple[Workload, Fleet, str, str]) -> None:
     workload, fleet, policy, predictor = case
@@ -61,7 +60,6 @@ def test_every_request_finishes_or_is_refused(case: tuple[Workload, Fleet, str, 
     assert outcome.summary.requests + outcome.summary.refused == len(workload)
 
 
-@settings(deadline=None)
 @given(simulations())
 def test_arrival_start_first_token_and_finish_are_in_order(case: tuple[Workload, Fleet, str, str]) -> None:
     workload, fleet, policy, predictor = case
@@ -74,7 +72,6 @@ def test_arrival_start_first_token_and_finish_are_in_order(case: tuple[Workload,
     assert (outcome.first_token[finished] <= outcome.finish[finished]).all()
 
 
-@settings(deadline=None)
 @given(simulations())
 def test_the_same_inputs_give_the_same_outcome_bit_for_bit(case: tuple[Workload, Fleet, str, str]) -> None:
     workload, fleet, policy, predictor = case
@@ -85,7 +82,6 @@ def test_the_same_inputs_give_the_same_outcome_bit_for_bit(case: tuple[Workload,
         assert one.admissions.tolist() == two.admissions.tolist()
 
 
-@settings(deadline=None)
 @given(specs(), workloads(), st.sampled_from(["fcfs", "sjf", "tie", "hrrn"]))
 def test_peak_admission_on_true_lengths_never_runs_out_of_memory(
     spec: EngineSpec, workload: Workload, policy: str
@@ -96,7 +92,6 @@ def test_peak_admission_on_true_lengths_never_runs_out_of_memory(
     assert simulate(workload, fleet, policy, predictor="oracle").summary.preemptions == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.just(7), st.integers(1, 30)), min_size=1, max_size=20))
 def test_sjf_minimises_mean_latency_of_simultaneous_arrivals_on_one_slot(lengths: list[tuple[int, int]]) -> None:
     workload, one_slot = requests(lengths), Fleet((engine(UNEVEN, seqs=1),))

@@ -4,7 +4,7 @@
 views that condition one on tokens already generated, and `wide_prior` is the prediction without information.
 
 E[remaining] has one definition, `prediction.remaining(generated).mean()`. `policies.residual` and
-`routers.kernel.ledger` compute it faster, and the tests hold them to it.
+`routers.ledger` compute it faster, and the tests hold them to it.
 """
 
 from __future__ import annotations

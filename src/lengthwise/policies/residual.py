@@ -1,7 +1,7 @@
 """The remaining length at an age: its expectation and its Gittins rank, for one job or for many.
 
 Definition: E[remaining] = prediction.remaining(generated).mean(), in tokens (see `lengthwise.lengths`). This module is
-its fast path for queues, within 3 % of the definition for log-t predictions; `routers.kernel.ledger` has a compiled
+its fast path for queues, within 3 % of the definition for log-t predictions; `routers.ledger` has a compiled
 one, and `simulator.kernel.ranks` compiles this one. The tests hold both to the definition.
 
 Certain lengths (sigma 0) are counted down. For the others, with x = exp(mu + sigma z), the survival S(z) is one curve

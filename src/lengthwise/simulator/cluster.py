@@ -138,8 +138,7 @@ def as_policy(policy: Policy | str) -> Policy:
     """Return the policy, made from a name such as "tie" or "bounded(sjf)"."""
     if isinstance(policy, str):
         return make_policy(policy)
-    if isinstance(policy, type) or not isinstance(policy, Policy):
-        raise InputError(f"a {_kind(policy)}", field="policy", hint='give a policy object or a name such as "tie"')
+    require_kind(policy, Policy, "policy", 'a policy object or a name such as "tie"')
     return policy
 
 
@@ -220,10 +219,6 @@ def uses_predictions(policy: Policy, router: object, fleet: Fleet) -> bool:
 def _checked(value: object, kind: type[Given], field: str, hint: str) -> Given:
     require_kind(value, kind, field, hint)
     return cast("Given", value)
-
-
-def _kind(value: object) -> str:
-    return value.__name__ if isinstance(value, type) else type(value).__name__
 
 
 def check_seconds(**given: float) -> None:
