@@ -11,27 +11,25 @@ matches the measured total, in which each step counts with at most ten times its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from lengthwise.engines.steps import EngineFacts
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import StepCost
 from lengthwise.simulator.fleet import EngineSpec, engine_yaml
 from lengthwise.workloads.files import atomic_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from lengthwise.engines.steps import EngineFacts
-
     Floats = NDArray[np.float64]
+
 
 _LEAST_STEPS: Final = 20
 STALL: Final = 10.0  # times the fit: longer steps are due to the machine, not the engine

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from lengthwise.engines.engine_kind import xargs_prediction
 from lengthwise.engines.prompts import PromptReader
@@ -22,9 +22,8 @@ from lengthwise.predictors.prefix_memory import Levels, levels_of
 from lengthwise.workloads.blocks import hash_tokens
 
 if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
     from lengthwise.engines.vllm import LengthwiseSyncScheduler
+
 
 _CUT: Final = frozenset(
     {RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_REPETITION}

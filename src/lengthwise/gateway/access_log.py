@@ -12,17 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from starlette.types import Message, Scope, Send
 
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-    from starlette.types import Message, Scope, Send
-
-    from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.config import GatewayConfig
 
 RECORD: Final = "lengthwise.record"
 """Where a request's scope holds its record."""

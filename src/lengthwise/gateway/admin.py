@@ -8,8 +8,9 @@ import json
 import logging
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -30,11 +31,7 @@ from lengthwise.gateway.endpoint import GatewayParts
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import LengthDistribution, wide_prior
 from lengthwise.policies import Job, make_policy
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from lengthwise.predictors.contract import PredictionSource
+from lengthwise.predictors.contract import PredictionSource
 
 PREFIX: Final = "/lengthwise/v1"
 

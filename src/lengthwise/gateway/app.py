@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from lengthwise.engines.client import EngineClient, EngineError
 from lengthwise.gateway.access_log import AccessLog
@@ -45,10 +47,8 @@ from lengthwise.gateway.worker_exchange import WorkerExchange
 from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import Receive, Scope, Send
-
     from lengthwise.gateway.tracing import Tracing
+
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

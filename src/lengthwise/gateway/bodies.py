@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
 
 from lengthwise.gateway.errors import ApiError, invalid_field
 from lengthwise.gateway.json_fields import add_field, edit_fields
@@ -21,9 +22,6 @@ from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.contract import render_chat
 from lengthwise.predictors.prefix_memory import Levels, levels_of
 from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_bytes, hash_tokens
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
 
 Validated = TypeVar("Validated", bound=BaseModel)
 

@@ -12,6 +12,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+from starlette.types import Scope
+
 from lengthwise.engines.client import (
     EngineAnswer,
     EngineBrokenError,
@@ -26,6 +28,7 @@ from lengthwise.gateway.dispatch import GatewayEngine
 from lengthwise.gateway.endpoint import Endpoint, GatewayParts, outcome_of
 from lengthwise.gateway.errors import ApiError, from_engine
 from lengthwise.gateway.json_fields import LARGE_BODY, edited
+from lengthwise.gateway.metrics import Outcome
 from lengthwise.gateway.model_names import MODEL_HEADER
 from lengthwise.gateway.retries import RETRIED_STATUSES, retry_after_s
 from lengthwise.gateway.streaming import Caller, Measure, relay
@@ -33,14 +36,11 @@ from lengthwise.gateway.tenants import Lease
 from lengthwise.gateway.usage import ResponsesMeasure
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
-from lengthwise.predictors.contract import PredictionInput
+from lengthwise.predictors.contract import PredictionInput, PredictionSource
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
-    from starlette.types import Scope
 
-    from lengthwise.gateway.metrics import Outcome
-    from lengthwise.predictors.contract import PredictionSource
 
 _FOREVER: Final = (math.inf, 503, "queue_timeout")
 _job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be

@@ -23,25 +23,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lengthwise.errors import InputError
 from lengthwise.gateway.bodies import read_model
+from lengthwise.gateway.dispatch import GatewayEngine
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.recent_requests import ROW, SOURCES, Names, Rows, latency_series
 from lengthwise.lengths import TIE_NU, student
-from lengthwise.policies import make_policy
+from lengthwise.policies import Job, make_policy
 from lengthwise.policies.registry import POLICIES
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-    from starlette.requests import Request
-
-    from lengthwise.gateway.dispatch import GatewayEngine
     from lengthwise.gateway.endpoint import GatewayParts
-    from lengthwise.policies import Job
+
 
 _TENANT: Final = 4  # in a request of `queue` and `slots`
 _STATES: Final = ("closed", "half_open", "open", "leaving", "down")

@@ -11,19 +11,17 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from lengthwise.engines.client import EngineClient
+from lengthwise.engines.engine_kind import EngineKind
+from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory
 from lengthwise.gateway.errors import ApiError
+from lengthwise.gateway.routing import RouterAdapter
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution
 from lengthwise.policies import Fcfs, Job, Policy, PolicyQueue, TokenRate
 from lengthwise.policies.admission import JointAdmission
 from lengthwise.predictors.service import PredictionService
-
-if TYPE_CHECKING:
-    from lengthwise.engines.engine_kind import EngineKind
-    from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory
-    from lengthwise.gateway.routing import RouterAdapter
 
 _log = logging.getLogger(__name__)
 _MOST_RETRY_AFTER_S: Final = 60

@@ -8,26 +8,26 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from starlette.types import Receive, Scope, Send
+
+from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.errors import ApiError, error_format
+from lengthwise.gateway.fleet import EngineFleet
+from lengthwise.gateway.metrics import Metrics, Outcome
+from lengthwise.gateway.model_names import ModelNames
+from lengthwise.gateway.recent_requests import RecentRequests
+from lengthwise.gateway.retries import Retries
+from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError
 from lengthwise.gateway.tenants import Lease, lease_of
+from lengthwise.gateway.traffic_log import TrafficLog
+from lengthwise.gateway.worker_exchange import WorkerExchange
+from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
     from lengthwise.gateway.completions import Call
-    from lengthwise.gateway.config import GatewayConfig
-    from lengthwise.gateway.dispatch import Dispatcher
-    from lengthwise.gateway.fleet import EngineFleet
-    from lengthwise.gateway.metrics import Metrics, Outcome
-    from lengthwise.gateway.model_names import ModelNames
-    from lengthwise.gateway.recent_requests import RecentRequests
-    from lengthwise.gateway.retries import Retries
-    from lengthwise.gateway.stored_responses import ResponseOwners
     from lengthwise.gateway.tracing import Tracing
-    from lengthwise.gateway.traffic_log import TrafficLog
-    from lengthwise.gateway.worker_exchange import WorkerExchange
-    from lengthwise.predictors.service import PredictionService
 
 
 @dataclass(eq=False)

@@ -9,19 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from lengthwise.engines.client import EngineError, EngineRefusedError, EngineTimeoutError
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-    from starlette.exceptions import HTTPException
-    from starlette.requests import Request
-
-    from lengthwise.gateway.metrics import Outcome
-
+from lengthwise.gateway.metrics import Outcome
 
 ErrorFormat = Literal["openai", "responses", "anthropic"]
 

@@ -6,18 +6,16 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from lengthwise.engines.client import EngineClient, EngineError
 from lengthwise.engines.engine_kind import find_engine_kind
 from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
 from lengthwise.errors import InputError
+from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
+from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.routing import warm_router
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.config import EngineConfig, GatewayConfig
-    from lengthwise.gateway.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 _POLL_S: Final = 0.05

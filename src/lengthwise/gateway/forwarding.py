@@ -6,9 +6,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.types import Scope
 
 from lengthwise.engines.client import EngineAnswer, EngineError, EngineUnreachableError
 from lengthwise.gateway.access_log import shortened
@@ -17,14 +18,10 @@ from lengthwise.gateway.dispatch import GatewayEngine
 from lengthwise.gateway.endpoint import Endpoint, GatewayParts, outcome_of
 from lengthwise.gateway.errors import ApiError, from_engine
 from lengthwise.gateway.json_fields import edit_fields, edited
+from lengthwise.gateway.metrics import Outcome
 from lengthwise.gateway.model_names import MODEL_HEADER
 from lengthwise.gateway.streaming import Caller, Measure, passed_headers, relay
 from lengthwise.gateway.tenants import Lease
-
-if TYPE_CHECKING:
-    from starlette.types import Scope
-
-    from lengthwise.gateway.metrics import Outcome
 
 BARE_PATHS: Final = ("/pooling", "/classify", "/score", "/rerank", "/tokenize", "/detokenize")
 """Paths of vLLM outside /v1 that clients use."""

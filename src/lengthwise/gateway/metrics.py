@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from lengthwise.predictors.contract import PredictionSource
+from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-    from prometheus_client.registry import Collector
-
     from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
     from lengthwise.gateway.streaming import BodyBudget
-    from lengthwise.predictors.contract import PredictionSource
-    from lengthwise.predictors.service import PredictionService
+
 
 Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_stream", "cancelled", "bug"]
 

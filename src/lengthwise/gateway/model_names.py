@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from lengthwise.gateway.config import ModelConfig
-    from lengthwise.gateway.dispatch import Dispatcher
+from lengthwise.gateway.config import ModelConfig
+from lengthwise.gateway.dispatch import Dispatcher
 
 MODEL_HEADER: Final = b"x-lengthwise-model"
 """The header of an answer that names the model where it is not the one that the client named."""

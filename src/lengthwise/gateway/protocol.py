@@ -11,16 +11,14 @@ import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.streaming import ON_DISCONNECT, SEND_WHOLE
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
 
 _log = logging.getLogger(__name__)
 _TIMER_S: Final = 0.01  # event loops round the times of their timers

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.gateway.dispatch import Dispatcher
+
 if TYPE_CHECKING:
     from lengthwise.gateway.completions import Call
-    from lengthwise.gateway.dispatch import Dispatcher
+
 
 Rows = NDArray[np.void]
 

@@ -13,25 +13,22 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from lengthwise.engines.client import without_credentials
 from lengthwise.errors import InputError
+from lengthwise.gateway.config import EngineConfig, GatewayConfig
+from lengthwise.gateway.dispatch import GatewayEngine
+from lengthwise.gateway.endpoint import GatewayParts
+from lengthwise.gateway.tenants import Tenants
 from lengthwise.predictors.contract import PredictionInput, as_logt
 from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.resolve import predictor_label
-from lengthwise.predictors.service import QUICK
+from lengthwise.predictors.service import QUICK, PredictionService
 from lengthwise.predictors.subprocess_predictor import SubprocessError, SubprocessPredictor
 from lengthwise.workloads.files import file_version
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.config import EngineConfig, GatewayConfig
-    from lengthwise.gateway.dispatch import GatewayEngine
-    from lengthwise.gateway.endpoint import GatewayParts
-    from lengthwise.gateway.tenants import Tenants
-    from lengthwise.predictors.service import PredictionService
 
 _log = logging.getLogger(__name__)
 

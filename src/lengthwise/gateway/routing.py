@@ -6,15 +6,13 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
+from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
 from lengthwise.routers import Admitted, EngineInfo, Event, Evicted, Finished, Progress, Router, Scraped, make_router
 from lengthwise.workloads.blocks import BLOCK_TOKENS
-
-if TYPE_CHECKING:
-    from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory
 
 _log = logging.getLogger(__name__)
 _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens

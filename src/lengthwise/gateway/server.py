@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import uvicorn
+from starlette.applications import Starlette
 
 from lengthwise.engines.client import EngineClient, EngineError, without_credentials
 from lengthwise.errors import InputError
@@ -22,9 +23,6 @@ from lengthwise.gateway.app import create_app
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocol import ConnectionLimits, LimitedProtocol, file_limit, most_connections
 from lengthwise.gateway.reload import EarlyHangup
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 _KEEP_ALIVE_S: Final = 75  # longer than clients keep idle connections, so that the client closes first
 _ASK_EVERY_S: Final = 0.5

@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from lengthwise.engines.client import EngineClient, EngineError, without_credentials
 from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
@@ -29,10 +30,6 @@ from lengthwise.gateway.streaming import Caller, ClientGoneError, Measure, relay
 from lengthwise.lengths import LengthDistribution, LogT, Point
 from lengthwise.predictors.contract import PredictionSource
 from lengthwise.predictors.service import PredictionService, prediction_service
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
 
 _MOST_BYTES: Final = 1 << 30
 

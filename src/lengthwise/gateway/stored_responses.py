@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lengthwise.engines.client import EngineError
+from lengthwise.gateway.dispatch import GatewayEngine
 from lengthwise.gateway.errors import ApiError
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.dispatch import GatewayEngine
 
 MOST_OWNERS: Final = 1 << 16
 """Answers that are remembered; the least recently used are forgotten."""

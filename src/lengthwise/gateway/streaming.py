@@ -9,15 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import from_json
+from starlette.types import Receive, Scope, Send
 
 from lengthwise.engines.client import EngineAnswer, EngineBrokenError, EngineError
 from lengthwise.gateway.access_log import RECORD
 from lengthwise.gateway.errors import ApiError, ErrorFormat, from_engine
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
     from lengthwise.gateway.tenants import Lease
+
 
 _REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
 # A JSON string holds no bare quotes, so an answer that mentions this field does not match.

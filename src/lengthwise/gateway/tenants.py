@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lengthwise.errors import InputError
 from lengthwise.gateway.access_log import RECORD, AccessLog, noting
@@ -23,10 +25,6 @@ from lengthwise.gateway.keys import key_hash, read_keys
 from lengthwise.policies import Policy, make_policy
 from lengthwise.policies.wrappers import Fair, Wrapper
 from lengthwise.workloads.files import Version, file_version
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from lengthwise.errors import missing_extra
+from lengthwise.gateway.completions import Call
+from lengthwise.gateway.dispatch import Dispatcher
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -23,9 +25,6 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra(error) or error from error
 
-if TYPE_CHECKING:
-    from lengthwise.gateway.completions import Call
-    from lengthwise.gateway.dispatch import Dispatcher
 
 Header = tuple[bytes, bytes]
 

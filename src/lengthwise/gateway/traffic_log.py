@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
 
 from lengthwise.errors import InputError
 from lengthwise.gateway.access_log import shortened, write_all
 from lengthwise.lengths import LogT
 from lengthwise.predictors.prefix_memory import Levels
+from lengthwise.predictors.service import PredictionTrace
 from lengthwise.predictors.traffic import HEADER, MOST_BLOCKS, PARTS, TrafficRow, kept_text, pair, row_json
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
     from lengthwise.gateway.completions import Call
-    from lengthwise.predictors.service import PredictionTrace
+
 
 _MOST_WAITING: Final = 4096  # rows; further ones are dropped rather than fill the memory
 _WRITE_AT: Final = 512  # rows, before the second is over

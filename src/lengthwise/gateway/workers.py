@@ -21,20 +21,18 @@ from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lengthwise.engines.embedded import die_with_parent
 from lengthwise.errors import InputError
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.reload import EarlyHangup
 from lengthwise.gateway.server import run_gateway
-
-if TYPE_CHECKING:
-    from multiprocessing.context import SpawnProcess
-
-    from starlette.applications import Starlette
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
 _ADMIN: Final = "/lengthwise/v1/"

@@ -10,11 +10,12 @@ scheduler in each replica orders by the same prediction.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from starlette.applications import Starlette
 
 from lengthwise.engines.embedded import EngineOptions
 from lengthwise.engines.simulated import SCHEME, SimulatedFleet
@@ -24,9 +25,6 @@ from lengthwise.ray.replicas import EngineReplica, HandleClient
 from lengthwise.ray.request_router import LengthwiseRequestRouter
 from lengthwise.routers import make_router
 from lengthwise.settings import validated
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 ENGINE: Final = "engine"
 """Name of the engines' deployment; the ingress is `gateway`."""

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.reports.page import BASELINE_COLOUR
 from lengthwise.reports.page import COLOURS as PALETTE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
+
 
 COLOURS: Final = PALETTE[1:7]
 """The reports' palette without the baseline's grey."""

@@ -16,8 +16,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
+import pyarrow as pa
 
 from lengthwise.errors import InputError
+from lengthwise.policies import Job
 from lengthwise.routers import (
     ROUTERS,
     Admitted,
@@ -31,15 +33,13 @@ from lengthwise.routers import (
 )
 from lengthwise.simulator.costs import CostModel
 from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.traffic import Traffic
 from lengthwise.specs import parse_spec, unknown_name
+from lengthwise.workloads import Workload
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from lengthwise.policies import Job
     from lengthwise.simulator.engine import SimulatedEngine
-    from lengthwise.simulator.traffic import Traffic
-    from lengthwise.workloads import Workload
+
 
 ROUTING_TIMES_FILE: Final = Path(__file__).with_name("routing_times.json")
 TRACE_COLUMNS: Final = ("candidates", "terms", "costs")

@@ -5,28 +5,24 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.training.data import SMOLLM2, load_samples, make_pack, unlabelled_prompts
 from lengthwise.training.encoder.ensemble import Member, soft_targets
-from lengthwise.training.encoder.network import LengthNetwork, load_backbone
-from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED, bin_edges
+from lengthwise.training.encoder.network import LengthNetwork, Loaded, load_backbone
+from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED, Pack, bin_edges
 from lengthwise.training.encoder.trainer import Trainer, TrainingTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
     from lengthwise.training.encoder.config import TrainingConfig
-    from lengthwise.training.encoder.network import Loaded
-    from lengthwise.training.encoder.pack import Pack
 
     Progress = Callable[[str, dict[str, Any]], None]
 

@@ -6,28 +6,27 @@ import copy
 import json
 import math
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lengthwise.predictors.encoder import log_size, places_and_spreads
 from lengthwise.training.encoder import losses
 from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.losses import Targets, make_targets
+from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import TRAIN, Pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
     from lengthwise.training.encoder.config import TrainingConfig
-    from lengthwise.training.encoder.network import LengthNetwork
 
     Progress = Callable[[dict[str, Any]], None]
+
 
 _EVALUATION_BATCH = 256
 _CHECKPOINT = "checkpoint.pt"

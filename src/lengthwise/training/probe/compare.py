@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.probe import ENTROPY, NONE, PAPER, PROMPT, log_bins
+from lengthwise.predictors.probe import ENTROPY, NONE, PAPER, PROMPT, Probe, log_bins
 from lengthwise.predictors.scores import kendall_tau
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors.probe import Probe
     from lengthwise.training.probe.states import States
 
     Floats = NDArray[np.float64]
+
 
 BUCKETS: Final = ((0, 0), (1, 16), (17, 64), (65, 128), (129, 256), (257, None))
 CONSTANT, BY_AGE = "constant", "median given age"

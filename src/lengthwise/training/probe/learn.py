@@ -7,33 +7,40 @@ penalty, for example) is off by a factor. While serving, online calibration does
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import stats
 from scipy.optimize import minimize
 from torch import nn
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.probe import CLIP, ENTROPY, NONE, PAPER, PROMPT, Probe, ProbeNetwork, Smoothing, features
+from lengthwise.predictors.probe import (
+    CLIP,
+    ENTROPY,
+    NONE,
+    PAPER,
+    PROMPT,
+    Bins,
+    Probe,
+    ProbeNetwork,
+    Smoothing,
+    features,
+)
 from lengthwise.training.data import LICENCES
 from lengthwise.training.probe.compare import BUCKETS, Score, bucket_name, compare, read_states_with
-from lengthwise.training.probe.states import NOT_TRAINED
+from lengthwise.training.probe.states import NOT_TRAINED, States
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors.probe import Bins
-    from lengthwise.training.probe.states import States
-
     Floats = NDArray[np.float32]
     Mask = NDArray[np.bool_]
     Report = Callable[[str, float], None]
+
 
 SMOOTHINGS: Final = (
     NONE,

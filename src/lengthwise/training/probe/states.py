@@ -9,6 +9,7 @@ answer; several answers to a prompt are several rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -16,25 +17,22 @@ from zipfile import BadZipFile
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.probe import left_by_age, mass_by_age
+from lengthwise.predictors.probe import Bins, left_by_age, mass_by_age
 from lengthwise.predictors.resolve import load_predictor
 from lengthwise.workloads import load_castillo
 from lengthwise.workloads.files import read_parquet_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors.probe import Bins
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
     Mask = NDArray[np.bool_]
+
 
 TABLES: Final = ("prompts.parquet", "lengths.parquet")
 NOT_TRAINED: Final = ("Alpaca",)
