@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, wide_prior
-from lengthwise.predictors import PredictionInput
+from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.memory_kernel import MOST_LEVELS, NODE_BYTES, WAYS
 from lengthwise.predictors.prefix_memory import Levels, MemoryPredictor, PrefixMemory, levels_of
 from tests.predictors.memory_reference import Level, ReferenceMemory
@@ -283,6 +283,28 @@ def test_the_predictor_starts_from_history_or_from_a_text_predictor() -> None:
     assert over_text.predict([request])[0].quantile(0.5) == pytest.approx(100, rel=0.1)
     new = PredictionInput("50", "llm", blocks=[7])
     assert over_text.predict([new])[0].quantile(0.5) == pytest.approx(50, rel=0.1)
+
+
+def test_the_mean_of_repeated_answers_moves_with_the_prediction() -> None:
+    fast, request = load_predictor("fast"), PredictionInput("Why is the sky blue?", "llm", blocks=[1, 2])
+    alone, memory = fast.predict([request]), MemoryPredictor(fast)
+    assert memory.predict([request]).sample_mean == pytest.approx(alone.sample_mean)
+    for _ in range(40):
+        memory.observe(request, 10)
+    found = memory.predict([request])
+    assert found.sample_mean[0] / alone.sample_mean[0] < 0.2
+    assert found.sample_std[0] / found.sample_mean[0] == pytest.approx(alone.sample_std[0] / alone.sample_mean[0])
+
+
+def test_a_predictor_with_memory_is_saved_and_restored() -> None:
+    request = PredictionInput("100", "llm", blocks=[1, 2])
+    first, second = MemoryPredictor(), MemoryPredictor()
+    for _ in range(40):
+        first.observe(request, 100)
+    second.restore(first.state())
+    assert second.predict([request])[0].quantile(0.5) == pytest.approx(100, rel=0.1)
+    with pytest.raises(InputError, match=r"old\.npz: is not a saved prefix memory"):
+        second.restore(b"nothing", "old.npz")
 
 
 def test_names_with_lone_surrogates_are_valid() -> None:

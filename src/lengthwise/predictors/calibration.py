@@ -54,9 +54,15 @@ class Adjustment:
 
 
 def adjusted(predictions: LogTPredictions, adjustments: Sequence[Adjustment]) -> LogTPredictions:
-    """Return the predictions with one adjustment each."""
+    """Return the predictions with one adjustment each; mean and std of repeated answers move with the median."""
     shift, factor = np.array([(each.shift, each.factor) for each in adjustments]).reshape(-1, 2).T
-    return replace(predictions, mu=predictions.mu + shift, sigma=predictions.sigma * factor)
+    return replace(
+        predictions,
+        mu=predictions.mu + shift,
+        sigma=predictions.sigma * factor,
+        sample_mean=predictions.sample_mean * np.exp(shift),
+        sample_std=predictions.sample_std * np.exp(shift),
+    )
 
 
 @dataclass(frozen=True)

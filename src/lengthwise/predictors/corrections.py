@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -59,8 +59,7 @@ class CorrectedPredictor:
         predictions = self.base.predict(asked)
         if all(each == Adjustment() for each in found):
             return predictions
-        logt, scale = adjusted(as_logt(predictions), found), np.exp([each.shift for each in found])
-        return replace(logt, sample_mean=logt.sample_mean * scale, sample_std=logt.sample_std * scale)
+        return adjusted(as_logt(predictions), found)
 
 
 def adjustment_of(corrections: Corrections, llm: str, tenant: str | None) -> Adjustment:

@@ -344,16 +344,17 @@ def _forecast_online(
     inputs = [replace(each, blocks=hash_text(each.text)) for each in prediction_inputs(samples, max_tokens)]
     lengths, clean = samples.lengths_matrix(), samples.clean_mask()
     order = np.random.default_rng(0).permutation(len(inputs))
-    mu, sigma = np.empty(len(inputs)), np.empty(len(inputs))
+    mu, sigma, mean, std = np.empty((4, len(inputs)))
     for number, row in enumerate(order.tolist()):
         found = predictor.predict([inputs[row]])
         mu[row], sigma[row] = found.mu[0], found.sigma[0]
+        mean[row], std[row] = found.sample_mean[0], found.sample_std[0]
         if clean[row].any():
             tokens = int(lengths[row][clean[row]][0])
             predictor.observe(inputs[row], tokens, censored=tokens >= max_tokens)
         if progress is not None and number % 256 == 0:
             progress(number / len(order))
-    return Forecast.of(LogTPredictions.of(mu, sigma, max_tokens), edges)
+    return Forecast.of(LogTPredictions.of(mu, sigma, max_tokens, sample_mean=mean, sample_std=std), edges)
 
 
 def prediction_inputs(samples: LengthSamples, max_tokens: int | None = CAP) -> list[PredictionInput]:

@@ -205,8 +205,10 @@ class MemoryPredictor:
             self.memory.predict(_levels(each), start[row], text=self._text is not None)
             for row, each in enumerate(inputs)
         ]
-        caps = [each.cap for each in found]
-        return LogTPredictions.of([each.mu for each in found], [each.sigma for each in found], caps, nu=start.nu)
+        mu, sigma, caps = (np.array([getattr(each, name) for each in found]) for name in ("mu", "sigma", "cap"))
+        scale = np.exp(mu - start.mu)
+        mean, std = start.sample_mean * scale, start.sample_std * scale
+        return LogTPredictions.of(mu, sigma, caps, nu=start.nu, sample_mean=mean, sample_std=std)
 
     def observe(self, request: PredictionInput, tokens: int, *, censored: bool = False) -> None:
         """Observe an answer's length, or a lower bound of it if censored. Observe each answer once."""
@@ -218,6 +220,14 @@ class MemoryPredictor:
         if self._text is not None:
             self._text.observe(request, tokens, censored=censored)
         self._history.observe(request.llm, tokens, censored=censored)
+
+    def state(self) -> bytes:
+        """Return what the memory has learned, as a host saves it; calibration and history are not part of it."""
+        return self.memory.state()
+
+    def restore(self, state: bytes, source: str = "prefix memory") -> None:
+        """Continue from a saved state; InputError, and no change, if it is not one."""
+        self.memory.restore(state, source)
 
 
 def _levels(request: PredictionInput) -> Levels:
