@@ -27,6 +27,7 @@ Float32s = NDArray[np.float32]
 
 PAPER_END: Final = 512
 PAPER_BINS: Final = 10
+_FIRST_EDGE: Final = 4
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,11 @@ def paper_bins() -> Bins:
     return Bins(tuple(np.linspace(0.0, PAPER_END, PAPER_BINS + 1).tolist()))
 
 
-def log_bins(cap: int, count: int = 24, first: int = 4) -> Bins:
-    """Return bins whose widths grow with the length, from `first` tokens to the cap."""
-    if cap <= first:
-        raise InputError(f"a cap of {cap} tokens", hint=f"give more than {first}")
-    inner = np.unique(np.round(np.geomspace(first, cap, count)))
+def log_bins(cap: int, count: int = 24) -> Bins:
+    """Return bins whose widths grow with the length, from four tokens to the cap."""
+    if cap <= _FIRST_EDGE:
+        raise InputError(f"a cap of {cap} tokens", hint=f"give more than {_FIRST_EDGE}")
+    inner = np.unique(np.round(np.geomspace(_FIRST_EDGE, cap, count)))
     return Bins((0.0, *inner.tolist()))
 
 

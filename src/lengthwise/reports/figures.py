@@ -82,19 +82,13 @@ def png(drawing: Figure) -> str:
     return base64.b64encode(data.getvalue()).decode("ascii")
 
 
-def dots(
-    axes: Axes,
-    labels: Sequence[str],
-    series: Sequence[tuple[str, Sequence[float]]],
-    *,
-    colours: Sequence[str] = COLOURS,
-) -> None:
+def dots(axes: Axes, labels: Sequence[str], series: Sequence[tuple[str, Sequence[float]]]) -> None:
     """Draw a line per label and a dot per series: readable for more groups than bars."""
     places = range(len(labels))
     for place in places:
         here = [values[place] for _, values in series]
         axes.plot([min(here), max(here)], [place, place], color="#d5d9dd", linewidth=1.6, zorder=1)
-    for (name, values), colour in zip(series, colours, strict=False):
+    for (name, values), colour in zip(series, COLOURS, strict=False):
         axes.scatter(values, list(places), s=34, color=colour, label=name, zorder=3, edgecolor="white", linewidth=0.6)
     axes.set_yticks(list(places), labels)
     axes.invert_yaxis()

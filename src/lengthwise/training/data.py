@@ -276,12 +276,12 @@ def _uniforms(table: PromptTable, seed: int) -> NDArray[np.float64]:
     return np.array([xxhash.xxh3_64_intdigest(f"{a}\n{b}".encode(), seed) for a, b in keys]) / 2.0**64
 
 
-def unlabelled_prompts(samples: LengthSamples, config: DataConfig, seed: int = 0) -> list[tuple[str, str | None]]:
+def unlabelled_prompts(samples: LengthSamples, config: DataConfig) -> list[tuple[str, str | None]]:
     """Return pieces of each training prompt with its corpus, and noise with none."""
     table = PromptTable.of(samples)
     train = table.rows(np.flatnonzero(parts(table, config) == TRAIN))
     corpora = [*train.column("corpus"), None]
-    return [(text, corpora[origin]) for text, origin in pieces_and_noise(train.column("prompt"), seed)]
+    return [(text, corpora[origin]) for text, origin in pieces_and_noise(train.column("prompt"), seed=0)]
 
 
 def pieces_and_noise(texts: Sequence[str], seed: int) -> list[tuple[str, int]]:

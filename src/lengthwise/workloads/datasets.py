@@ -239,8 +239,8 @@ def load_alpaca(where: str | Path | None = None) -> Workload:
     )
 
 
-def load_alpaca_lengths(where: str | Path | None = None, *, test: float = 0.2, seed: int = 1) -> LengthSamples:
-    """Return all of Alpaca as length samples: one LLM, one answer per prompt, a random share as split `test`.
+def load_alpaca_lengths(where: str | Path | None = None) -> LengthSamples:
+    """Return all of Alpaca as length samples: one LLM, one answer per prompt, a random fifth as split `test`.
 
     Rows with an empty answer are left out. A prompt's id is its number in the original order.
     """
@@ -256,7 +256,7 @@ def load_alpaca_lengths(where: str | Path | None = None, *, test: float = 0.2, s
         },
         origin=str(path),
     )
-    parts = samples.split_by_prompt({"test": test, "train": 1.0 - test}, seed)
+    parts = samples.split_by_prompt({"test": 0.2, "train": 0.8}, seed=1)
     tables = [
         part.table.set_column(part.table.schema.get_field_index("split"), "split", pa.array([name] * len(part)))
         for name, part in parts.items()

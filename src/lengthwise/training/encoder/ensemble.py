@@ -23,6 +23,7 @@ Array = NDArray[Any]
 
 _LEAST_SAMPLES: Final = 50
 _LEVELS = (0.5, 0.9)
+_UNSCORED: Final = ("SmolLM2",)
 
 
 def score(
@@ -33,12 +34,11 @@ def score(
     *,
     leave_out: tuple[str, ...] = (),
     nu: float = NU,
-    least: int = 3,
 ) -> dict[str, float]:
     """Score medians exp(mu) and spreads (P, LLMs or more) of these prompts, within each LLM with lengths for them.
 
     Returns means over LLMs, rounded: tau, mae, and the coverage of the central intervals. LLMs whose names contain one
-    of `leave_out` and those with fewer than `least` prompts are not scored.
+    of `leave_out` and those with fewer than three prompts are not scored.
     """
     taus, errors, covered = [], [], []
     for number, llm in enumerate(pack.llms):
@@ -46,7 +46,7 @@ def score(
             continue
         lengths = pack.lengths[prompts, number].astype(np.float64)
         here = np.flatnonzero((lengths > 0).any(1))
-        if len(here) < least:
+        if len(here) < 3:
             continue
         lengths, at = lengths[here], prompts[here]
         mean = lengths.sum(1) / (lengths > 0).sum(1)
@@ -116,10 +116,8 @@ def _factor(mu: Array, sigma: Array, pack: Pack, prompts: Array, llms: slice) ->
     return float(np.mean(needed))
 
 
-def scores_of(
-    outputs: Array, pack: Pack, leave_out: tuple[str, ...] = ("SmolLM2",), kind: str = "logt"
-) -> dict[str, Any]:
-    """Return scores on held-out, test and other corpora of a head of this kind.
+def scores_of(outputs: Array, pack: Pack, kind: str = "logt") -> dict[str, Any]:
+    """Return scores on held-out, test and other corpora of a head of this kind, without those of SmolLM2.
 
     Where it predicts a spread, `calibrated` has the coverage after the sigma factors of the held-out prompts.
     """
@@ -131,9 +129,9 @@ def scores_of(
     for label, part in (("held_out", HELD_OUT), ("test", TEST), ("alpaca", ELSEWHERE)):
         prompts = np.flatnonzero((pack.part == part) & here)
         if len(prompts) > 3:
-            rows[label] = score(mu, sigma, pack, prompts, leave_out=leave_out)
+            rows[label] = score(mu, sigma, pack, prompts, leave_out=_UNSCORED)
         if len(prompts) > 3 and scaled is not None:
-            calibrated = score(mu, scaled, pack, prompts, leave_out=leave_out)
+            calibrated = score(mu, scaled, pack, prompts, leave_out=_UNSCORED)
             rows[label]["calibrated"] = [calibrated["cover0.5"], calibrated["cover0.9"]]
     return rows
 

@@ -171,28 +171,28 @@ def soft_loss(outputs: Any, soft: Any) -> Any:  # noqa: ANN401
     return torch.where(known, each, 0.0), known
 
 
-def student_logpdf(t: Any, nu: float = NU) -> Any:  # noqa: ANN401
+def student_logpdf(t: Any) -> Any:  # noqa: ANN401
     """Log density of Student's t."""
-    constant = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - 0.5 * math.log(nu * math.pi)
-    return constant - (nu + 1) / 2 * torch.log1p(t * t / nu)
+    constant = math.lgamma((NU + 1) / 2) - math.lgamma(NU / 2) - 0.5 * math.log(NU * math.pi)
+    return constant - (NU + 1) / 2 * torch.log1p(t * t / NU)
 
 
-def student_logsf(t: Any, nu: float = NU) -> Any:  # noqa: ANN401
+def student_logsf(t: Any) -> Any:  # noqa: ANN401
     """Log P(T > t) of Student's t, differentiable.
 
     PyTorch has no incomplete beta function. With t = sqrt(nu) sinh(w) the tails of log survival are straight lines in
     w: a table over w, linearly interpolated, is good to 1e-6 and its slope is the true one.
     """
-    table = _survival_table(nu, t.dtype, t.device)
-    w = torch.asinh(t / math.sqrt(nu))
+    table = _survival_table(t.dtype, t.device)
+    w = torch.asinh(t / math.sqrt(NU))
     place = (w.clamp(-_REACH, _REACH) + _REACH) * (_CELLS / (2 * _REACH))
     low = place.detach().floor().clamp(0, _CELLS - 1)
     index = low.long()
-    return torch.lerp(table[index], table[index + 1], place - low) - nu * torch.relu(w - _REACH)
+    return torch.lerp(table[index], table[index + 1], place - low) - NU * torch.relu(w - _REACH)
 
 
 @lru_cache(maxsize=8)
-def _survival_table(nu: float, dtype: Any, device: Any) -> Any:  # noqa: ANN401
+def _survival_table(dtype: Any, device: Any) -> Any:  # noqa: ANN401
     """The table on the device, cached: a copy on each call would stall a GPU."""
     w = np.linspace(-_REACH, _REACH, _CELLS + 1)
-    return torch.as_tensor(stats.t.logsf(math.sqrt(nu) * np.sinh(w), nu), dtype=dtype, device=device)
+    return torch.as_tensor(stats.t.logsf(math.sqrt(NU) * np.sinh(w), NU), dtype=dtype, device=device)
