@@ -57,7 +57,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, order=True)
-class Job:
+class Training:
     """One training."""
 
     llm: str
@@ -76,11 +76,14 @@ class Job:
         return "/".join(["own", self.rule, self.target, str(self.width), str(self.seed)])
 
 
-def jobs(seeds: int = SEEDS) -> list[Job]:
+def trainings(seeds: int = SEEDS) -> list[Training]:
     """Every training: each LLM alone, by CASTILLO's rule, which keeps all 910 test rows as the paper does."""
     kinds = [*itertools.product(("mean", "p99"), WIDTHS), ("squared", 0), ("absolute", 0)]
     return [
-        Job(llm, "castillo", target, width, seed) for seed in range(seeds) for llm in LLMS for target, width in kinds
+        Training(llm, "castillo", target, width, seed)
+        for seed in range(seeds)
+        for llm in LLMS
+        for target, width in kinds
     ]
 
 
@@ -114,14 +117,14 @@ class Trained:
     """The epoch (from 0) that the predictions are of."""
 
 
-def train(job: Job, learn: Part, held: Part, tested: Part, recipe: Recipe | None = None) -> Trained:
+def train(training: Training, learn: Part, held: Part, tested: Part, recipe: Recipe | None = None) -> Trained:
     """Train one network; `tested` is only predicted."""
     import torch
     from torch import nn
 
     recipe = recipe or Recipe()
-    torch.manual_seed(job.seed)
-    task = _Task.of(job, learn)
+    torch.manual_seed(training.seed)
+    task = _Task.of(training, learn)
     network = _network(nn, learn.x.shape[1], task.outputs, recipe)
     optimiser = torch.optim.AdamW(network.parameters(), recipe.rate, weight_decay=recipe.decay)
     data = {name: _tensors(part, task.targets(part)) for name, part in (("learn", learn), ("held", held))}
@@ -153,48 +156,48 @@ def train(job: Job, learn: Part, held: Part, tested: Part, recipe: Recipe | None
 class _Task:
     """Targets, loss and metric of a classifier or of a regression."""
 
-    job: Job
+    training: Training
     edges: Floats
     centre: Floats
     spread: Floats
 
     @classmethod
-    def of(cls, job: Job, learn: Part) -> _Task:
-        if job.width:
-            edges = scores.equal_width(job.width, float(getattr(learn, job.target).max()))
-            return cls(job, edges, np.zeros(1), np.ones(1))
+    def of(cls, training: Training, learn: Part) -> _Task:
+        if training.width:
+            edges = scores.equal_width(training.width, float(getattr(learn, training.target).max()))
+            return cls(training, edges, np.zeros(1), np.ones(1))
         both = np.column_stack([learn.mean, np.nan_to_num(learn.std)])
-        return cls(job, np.empty(0), both.mean(axis=0), both.std(axis=0))
+        return cls(training, np.empty(0), both.mean(axis=0), both.std(axis=0))
 
     @property
     def outputs(self) -> int:
-        return len(self.edges) + 1 if self.job.width else 2
+        return len(self.edges) + 1 if self.training.width else 2
 
     def targets(self, part: Part) -> Any:  # noqa: ANN401  (a tensor)
         import torch
 
-        if self.job.width:
-            return torch.as_tensor(scores.classes(getattr(part, self.job.target), self.edges))
+        if self.training.width:
+            return torch.as_tensor(scores.classes(getattr(part, self.training.target), self.edges))
         both = np.column_stack([part.mean, np.nan_to_num(part.std)])
         return torch.as_tensor((both - self.centre) / self.spread, dtype=torch.float32)
 
     def loss(self, outputs: Any, wanted: Any) -> Any:  # noqa: ANN401
         from torch.nn import functional
 
-        if self.job.width:
+        if self.training.width:
             return functional.cross_entropy(outputs, wanted)
-        return (functional.mse_loss if self.job.target == "squared" else functional.l1_loss)(outputs, wanted)
+        return (functional.mse_loss if self.training.target == "squared" else functional.l1_loss)(outputs, wanted)
 
     def metric(self, outputs: Any, wanted: Any) -> float:  # noqa: ANN401
         """Accuracy, or MAE of the mean in tokens."""
-        if self.job.width:
+        if self.training.width:
             return float((outputs.argmax(1) == wanted).float().mean())
         return float((outputs - wanted)[:, 0].abs().mean()) * float(self.spread[0])
 
     def predictions(self, outputs: Any) -> Floats:  # noqa: ANN401
-        values = outputs.argmax(1, keepdim=True) if self.job.width else outputs
+        values = outputs.argmax(1, keepdim=True) if self.training.width else outputs
         found = values.numpy().astype(np.float64)
-        return np.asarray(found if self.job.width else np.maximum(found * self.spread + self.centre, 0.0))
+        return np.asarray(found if self.training.width else np.maximum(found * self.spread + self.centre, 0.0))
 
 
 def _network(nn: Any, width: int, outputs: int, recipe: Recipe) -> Any:  # noqa: ANN401  (torch is an extra)
@@ -271,15 +274,15 @@ def _encoded(texts: Sequence[str], batch: int = 16, most: int = MAX_TOKENS) -> N
 
 
 def run(
-    samples: LengthSamples, vectors: Vectors, todo: Sequence[Job], recipe: Recipe | None = None
-) -> Iterator[tuple[Job, Trained]]:
-    """Train every job; each predicts all test rows of its LLM, in the order of `evaluated_parts`."""
+    samples: LengthSamples, vectors: Vectors, todo: Sequence[Training], recipe: Recipe | None = None
+) -> Iterator[tuple[Training, Trained]]:
+    """Run every training; each predicts all test rows of its LLM, in the order of `evaluated_parts`."""
     parts: dict[tuple[str, str], tuple[Part, Part, Part]] = {}
-    for job in todo:
-        scope = (job.llm, job.rule)
+    for training in todo:
+        scope = (training.llm, training.rule)
         if scope not in parts:
             parts[scope] = _parts(samples, vectors, *scope)
-        yield job, train(job, *parts[scope], recipe)
+        yield training, train(training, *parts[scope], recipe)
 
 
 def _parts(samples: LengthSamples, vectors: Vectors, llm: str, rule: str) -> tuple[Part, Part, Part]:
@@ -305,27 +308,27 @@ def used(samples: LengthSamples) -> LengthSamples:
     return LengthSamples(pa.concat_tables(tables).combine_chunks(), samples.origin)
 
 
-def predictions_table(samples: LengthSamples, found: Sequence[tuple[Job, Trained]]) -> pa.Table:
-    """One row per test row, one column per training; the names of columns are those of `Job.column`."""
+def predictions_table(samples: LengthSamples, found: Sequence[tuple[Training, Trained]]) -> pa.Table:
+    """One row per test row, one column per training; the names of columns are those of `Training.column`."""
     keys = {
         llm: [key for _, _, part in evaluated_parts(rows_of(llm, samples)) for key in Truth.of(part, "all").keys]
         for llm in LLMS
     }
     columns: dict[str, dict[str, NDArray[Any]]] = {}
-    for job, trained in found:
-        names = [job.column] if job.width else [f"{job.column}/mean", f"{job.column}/std"]
+    for training, trained in found:
+        names = [training.column] if training.width else [f"{training.column}/mean", f"{training.column}/std"]
         for place, name in enumerate(names):
-            values = trained.predicted[:, place].astype(np.int16 if job.width else np.float32)
-            columns.setdefault(name, {})[job.llm] = values.round(1)
+            values = trained.predicted[:, place].astype(np.int16 if training.width else np.float32)
+            columns.setdefault(name, {})[training.llm] = values.round(1)
     where = [(llm, *key) for llm in LLMS for key in keys[llm]]
     about = {name: [row[i] for row in where] for i, name in enumerate(("llm", "corpus", "prompt_id"))}
     return pa.table({**about, **{name: np.concatenate([part[llm] for llm in LLMS]) for name, part in columns.items()}})
 
 
-def curves_table(found: Sequence[tuple[Job, Trained]]) -> pa.Table:
+def curves_table(found: Sequence[tuple[Training, Trained]]) -> pa.Table:
     """One row per training and epoch."""
     return pa.Table.from_pylist(
-        [{**asdict(job), "best": trained.best + 1, **row} for job, trained in found for row in trained.curve]
+        [{**asdict(training), "best": trained.best + 1, **row} for training, trained in found for row in trained.curve]
     )
 
 
@@ -340,11 +343,11 @@ def keep(out: Path = KEPT, *, vectors: Path = VECTORS, seeds: int = SEEDS) -> No
     torch.set_num_threads(1)
     samples = load_castillo()
     encoded = prompt_vectors(used(samples), vectors)
-    todo, found = jobs(seeds), []
-    for job, trained in run(samples, encoded, todo):
-        found.append((job, trained))
+    todo, found = trainings(seeds), []
+    for training, trained in run(samples, encoded, todo):
+        found.append((training, trained))
         last = trained.curve[trained.best]
-        _report(f"{len(found)} of {len(todo)}: {job} epoch {trained.best + 1}, held out {last['held_metric']:.3f}")
+        _report(f"{len(found)} of {len(todo)}: {training} epoch {trained.best + 1}, held out {last['held_metric']:.3f}")
     out.mkdir(parents=True, exist_ok=True)
     tables = {PREDICTIONS: predictions_table(samples, found), CURVES: curves_table(found)}
     for name, table in tables.items():

@@ -20,7 +20,7 @@ from lengthwise.predictors.resolve import predictor_label
 from tests.predictors.traffic_rows import PLAIN, made, traffic, write
 
 if TYPE_CHECKING:
-    from lengthwise.predictors.traffic import TrafficRow
+    from lengthwise.predictors.logged_traffic import TrafficRow
 
 pytestmark = pytest.mark.usefixtures("few_strengths")
 STORY, WORD = "Write a long story about {} dragons.", "Name one animal with {} legs, in one word."

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.predictors.logged_traffic import HEADER, LoggedTraffic, TrafficRow, row_json
 from lengthwise.predictors.resolve import predictor_label
-from lengthwise.predictors.traffic import HEADER, LoggedTraffic, TrafficRow, row_json
 
 FAST = predictor_label("fast")
 PLAIN = TrafficRow(

@@ -65,7 +65,7 @@ def evaluate(
 
 
 def _evaluate_traffic(folder: Path, report: Path | None, *, as_json: bool) -> None:
-    from lengthwise.predictors.traffic import read_traffic
+    from lengthwise.predictors.logged_traffic import read_traffic
     from lengthwise.predictors.traffic_evaluation import evaluate_traffic
     from lengthwise.reports.traffic import traffic_document
 

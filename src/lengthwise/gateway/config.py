@@ -21,10 +21,10 @@ from pydantic import (
 from lengthwise.engines.client import engine_url, without_credentials
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
+from lengthwise.predictors.logged_traffic import MEMORY_NAME, PREDICTOR_NAME
 from lengthwise.predictors.model_file import SUFFIX
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
-from lengthwise.predictors.traffic import MEMORY_NAME, PREDICTOR_NAME
 from lengthwise.routers import make_router
 from lengthwise.settings import read_yaml, validated
 

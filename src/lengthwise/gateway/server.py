@@ -21,7 +21,7 @@ from lengthwise.engines.client import EngineClient, EngineError, without_credent
 from lengthwise.errors import InputError
 from lengthwise.gateway.app import create_app
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.protocol import ConnectionLimits, LimitedProtocol, file_limit, most_connections
+from lengthwise.gateway.http_protocol import ConnectionLimits, LimitedProtocol, file_limit, most_connections
 from lengthwise.gateway.reload import EarlyHangup
 
 _KEEP_ALIVE_S: Final = 75  # longer than clients keep idle connections, so that the client closes first

@@ -1,4 +1,4 @@
-"""The writer of the traffic log (`lengthwise serve --learn DIR`; `predictors.traffic` has the format and the reader).
+"""The writer of the traffic log of `lengthwise serve --learn DIR`; `predictors.logged_traffic` has format and reader.
 
 A request appends one tuple to a list; a thread writes them as lines once a second. Parts are rotated, and the oldest
 are deleted, so that the folder stays within its limit. What the disk does not take is dropped and counted.
@@ -23,9 +23,9 @@ from prometheus_client.metrics_core import Metric
 from lengthwise.errors import InputError
 from lengthwise.gateway.access_log import shortened, write_all
 from lengthwise.lengths import LogT
+from lengthwise.predictors.logged_traffic import HEADER, MOST_BLOCKS, PARTS, TrafficRow, kept_text, pair, row_json
 from lengthwise.predictors.prefix_memory import Levels
 from lengthwise.predictors.service import PredictionTrace
-from lengthwise.predictors.traffic import HEADER, MOST_BLOCKS, PARTS, TrafficRow, kept_text, pair, row_json
 
 if TYPE_CHECKING:
     from lengthwise.gateway.completions import Call

@@ -32,6 +32,7 @@ from lengthwise.predictors.adapt import (
 from lengthwise.predictors.calibration import Adjustment
 from lengthwise.predictors.contract import PredictionInput, as_logt
 from lengthwise.predictors.corrections import corrected, fit_corrections
+from lengthwise.predictors.logged_traffic import MEMORY_NAME, PREDICTOR_NAME, Floats, LoggedTraffic, Mask
 from lengthwise.predictors.mixture import Answers, Mixture, fit_mixture, kinds, likeness
 from lengthwise.predictors.model_file import read_model_file, write_model_file
 from lengthwise.predictors.prefix_memory import PrefixMemory
@@ -44,7 +45,6 @@ from lengthwise.predictors.resolve import (
     packaged_predictors,
     predictor_label,
 )
-from lengthwise.predictors.traffic import MEMORY_NAME, PREDICTOR_NAME, Floats, LoggedTraffic, Mask
 from lengthwise.predictors.traffic_evaluation import TrafficScores, scorable, score_rows
 
 HELD_OUT: Final = 0.2

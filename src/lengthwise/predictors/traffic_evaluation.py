@@ -21,7 +21,7 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, student
 from lengthwise.predictors import scores
 from lengthwise.predictors.evaluation import CENTRAL
-from lengthwise.predictors.traffic import Floats, LoggedTraffic, Mask
+from lengthwise.predictors.logged_traffic import Floats, LoggedTraffic, Mask
 
 SERVED: Final = "as served"
 ALONE: Final = "predictor alone"

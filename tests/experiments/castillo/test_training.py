@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from experiments.castillo.loss_curves import Curves, paper_curve_table
 from experiments.castillo.paper import CLASSIFIER, compare, tables, trained_subjects
 from experiments.castillo.rows import LLMS, WIDTHS, Truth, evaluated_parts
-from experiments.castillo.training import Job, Part, Recipe, curves_table, jobs, predictions_table, run, train
+from experiments.castillo.training import Part, Recipe, Training, curves_table, predictions_table, run, train, trainings
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.files import sample
@@ -29,7 +29,7 @@ def part(rows: int, seed: int) -> Part:
 @pytest.mark.parametrize(("target", "classes"), [("mean", (0, 4)), ("p99", (0, 5))])
 def test_a_classifier_finds_the_bin_of_its_target(target: str, classes: tuple[int, int]) -> None:
     tested = part(100, 2)
-    found = train(Job(LLMS[0], "castillo", target, 200, 0), part(400, 0), part(100, 1), tested, Recipe(epochs=10))
+    found = train(Training(LLMS[0], "castillo", target, 200, 0), part(400, 0), part(100, 1), tested, Recipe(epochs=10))
     wanted = np.where(tested.mean > 500, classes[1], classes[0])
     assert (found.predicted[:, 0] == wanted).mean() > 0.9
     assert found.curve[found.best]["held_loss"] == min(row["held_loss"] for row in found.curve)
@@ -37,19 +37,23 @@ def test_a_classifier_finds_the_bin_of_its_target(target: str, classes: tuple[in
 
 def test_a_regression_finds_mean_and_std_in_tokens() -> None:
     tested = part(100, 2)
-    found = train(Job(LLMS[0], "castillo", "squared", 0, 0), part(400, 0), part(100, 1), tested, Recipe(epochs=15))
+    found = train(Training(LLMS[0], "castillo", "squared", 0, 0), part(400, 0), part(100, 1), tested, Recipe(epochs=15))
     assert np.abs(found.predicted[:, 0] - tested.mean).mean() < 150
     assert np.abs(found.predicted[:, 1] - tested.std).mean() < 15
 
 
 def test_the_same_seed_trains_the_same_network() -> None:
-    job = Job(LLMS[0], "castillo", "mean", 200, 3)
-    first, second = (train(job, part(100, 0), part(50, 1), part(50, 2), RECIPE) for _ in range(2))
+    training = Training(LLMS[0], "castillo", "mean", 200, 3)
+    first, second = (train(training, part(100, 0), part(50, 1), part(50, 2), RECIPE) for _ in range(2))
     assert first.curve == second.curve
 
 
 def test_every_llm_width_and_target_is_trained() -> None:
-    found = {(job.llm, job.target, job.width) for job in jobs(seeds=1) if job.rule == "castillo"}
+    found = {
+        (training.llm, training.target, training.width)
+        for training in trainings(seeds=1)
+        if training.rule == "castillo"
+    }
     assert found >= {(llm, target, width) for llm in LLMS for target in ("mean", "p99") for width in WIDTHS}
 
 
@@ -60,7 +64,7 @@ def test_kept_predictions_fill_the_tables() -> None:
     vectors = {
         key: np.random.default_rng(i).normal(size=8).astype(np.float32) for i, key in enumerate(dict.fromkeys(keys))
     }
-    some = [job for job in jobs(seeds=1) if job.target != "p99"]
+    some = [training for training in trainings(seeds=1) if training.target != "p99"]
     found = list(run(llamas, vectors, some, RECIPE))
     kept = predictions_table(llamas, found)
     assert len(kept) == sum(len(rows) for llm in LLMS for _, _, rows in evaluated_parts(llamas.where(llm=llm)))

@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from lengthwise.gateway.protocol import ConnectionLimits, LimitedProtocol
+from lengthwise.gateway.http_protocol import ConnectionLimits, LimitedProtocol
 from lengthwise.gateway.streaming import SEND_WHOLE
 
 pytestmark = pytest.mark.anyio
