@@ -66,6 +66,20 @@ async def test_a_cancelled_running_request_is_aborted_in_the_engine_and_frees_it
     assert (engine.finished, engine.aborted) == (1, 1)
 
 
+async def test_a_request_with_a_large_body_is_cancelled_like_any_other(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.gate.clear()
+    with gateway(engine_url, in_flight=1) as url:
+        large = [{**body(f"large-{n}"), "prompt": "word " * 20_000 * n} for n in range(1, 9)]
+        leaving = [asyncio.create_task(post(http, url, each)) for each in large]
+        await until_waiting(http, url, len(large) - 1)
+        for task in leaving:
+            await cancel(task)
+        await cancelled(http, url, len(large))
+        await until_true(lambda: engine.running == 0)
+
+
 async def test_a_stream_whose_client_disconnects_is_aborted(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:

@@ -226,6 +226,21 @@ async def test_a_body_may_arrive_in_any_pieces() -> None:
     assert connection.transport.writes[0].startswith(b"HTTP/1.1 200")
 
 
+async def test_after_a_large_body_the_connection_is_read_on_so_that_its_end_is_noticed() -> None:
+    connection = Connection()
+    connection.gate.clear()
+    head = b"POST /1 HTTP/1.1\r\nhost: g\r\ncontent-length: 200000\r\n\r\n"
+    paused = []
+    for data in (head + b"a" * 100_000, b"a" * 100_000, REQUEST % 2):
+        connection.protocol.data_received(data)
+        paused.append(connection.protocol.flow.read_paused)
+    # Until the application has read the first half; not after the body; until the pipelined request begins.
+    assert paused == [True, False, True]
+    connection.gate.set()
+    await connection.run()
+    assert connection.sent_whole == [True, True]
+
+
 async def test_no_error_is_sent_inside_an_answer() -> None:
     connection = Connection()
     connection.gate.clear()

@@ -130,6 +130,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._read_deadline = math.inf
         super().on_message_complete()
+        if self.cycle is self._active:  # reading stops at a large body, and at a pipelined request until it begins
+            self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._active = cycle
