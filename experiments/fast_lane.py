@@ -87,8 +87,9 @@ def _blocks(folders: tuple[Path, ...]) -> list[Traffic]:
         spec_of = fitted(store, SimulatorErrorGrid(folder))
         for _, arm, block, table in episode_tables(store.rows()):
             if (arm.policy, arm.predictor) == ("lengthwise", "default"):
-                workload, predictions = replayed(table, arm, int(store.settings()["traffic"]["cap"]))
-                found.append((workload, Fleet((spec_of(arm.policy, block),)), predictions))
+                spec, cap = spec_of(arm.policy, block), int(store.settings()["traffic"]["cap"])
+                workload, predictions = replayed(table, arm, cap, spec.block_size)
+                found.append((workload, Fleet((spec,)), predictions))
     return found
 
 

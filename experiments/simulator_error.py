@@ -79,8 +79,9 @@ def compare(run: Run, grid: SimulatorErrorGrid) -> list[Comparison]:
     for number, (kind, arm, block, table) in enumerate(episodes):
         progress(f"{kind} {block} {arm.label}", number / len(episodes))
         e2e = table["finished_s"].to_numpy() - table["sent_s"].to_numpy()
-        workload, predictions = replayed(table, arm, int(store.settings()["traffic"]["cap"]))
-        outcome = simulate(workload, Fleet((spec_of(arm.policy, block),)), arm.policy, predictor=predictions)
+        spec = spec_of(arm.policy, block)
+        workload, predictions = replayed(table, arm, int(store.settings()["traffic"]["cap"]), spec.block_size)
+        outcome = simulate(workload, Fleet((spec,)), arm.policy, predictor=predictions)
         found.append(Comparison(kind, arm.label, block, Spread.of(e2e), outcome.summary.e2e_s))
     return found
 
@@ -108,21 +109,27 @@ def fitted(store: BenchStore, grid: SimulatorErrorGrid) -> Callable[[str, int], 
     return lambda policy, block: spec_of(policy if grid.fit == "policy" else "", block % 2 == 1)
 
 
-def replayed(table: pa.Table, arm: Arm, cap: int) -> tuple[Workload, RequestPredictions | None]:
-    """Return an episode's requests as sent and answered, with the predictions that they were ordered by."""
+def replayed(table: pa.Table, arm: Arm, cap: int, block_size: int) -> tuple[Workload, RequestPredictions | None]:
+    """Return an episode's requests as sent and answered, with the predictions that they were ordered by.
+
+    A prompt shares as many tokens with the others as the engine found in its prefix cache.
+    """
     order = np.argsort(table["sent_s"].to_numpy(), kind="stable")
     table = table.take(pa.array(order))
     sent = table["sent_s"].to_numpy()
     lengths = table["output_tokens"].to_numpy().astype(np.float64)
     caps = np.full(len(sent), float(cap))
+    inputs, cached = (table[name].fill_null(0).to_numpy() for name in ("prompt_tokens", "cached_tokens"))
     workload = Workload.from_table(
         {
             "arrival_s": sent - sent[0],
-            "input_tokens": table["prompt_tokens"].to_numpy().astype(np.int64),
+            "input_tokens": inputs.astype(np.int64),
             "output_tokens": lengths.astype(np.int64),
             "max_tokens": caps.astype(np.int64),
+            "block_hashes": _blocks(inputs // block_size, cached // block_size),
         },
         name="episode",
+        block_size=block_size,
     )
     if arm.policy == FCFS:
         return workload, None
@@ -131,6 +138,12 @@ def replayed(table: pa.Table, arm: Arm, cap: int) -> tuple[Workload, RequestPred
         mu, sigma = np.log(np.maximum(1.0, lengths)), np.zeros(len(lengths))
     one_llm = np.full(len(sent), "", dtype=object)
     return workload, RequestPredictions(arm.predictor, mu, sigma, caps, one_llm, lengths)
+
+
+def _blocks(counts: NDArray[np.int64], shared: NDArray[np.int64]) -> list[list[int]]:
+    """Return the blocks of each prompt: the first ones of a common sequence, then its own."""
+    ends = int(shared.max(initial=0)) + np.cumsum(counts)
+    return [[*range(own), *range(end - count + own, end)] for count, own, end in zip(counts, shared, ends, strict=True)]
 
 
 def by_arm(found: Sequence[Comparison]) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:

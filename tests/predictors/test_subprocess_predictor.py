@@ -39,6 +39,17 @@ def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize(("cores", "used"), [(16, {12, 13, 14, 15}), (9, {7, 8}), (7, None)])
+def test_it_runs_on_the_last_quarter_of_many_cores(
+    cores: int, used: set[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, given: chosen.append(set(given)), raising=False)
+    module._use_last_cores()  # the process calls it before it loads a predictor
+    assert chosen == ([] if used is None else [used])
+
+
 def gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -24,6 +24,7 @@ from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Pre
 from lengthwise.predictors.resolve import resolve_predictor
 
 _STARTS: Final = 3
+_LEAST_CORES: Final = 8
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """The matrices are small: a second thread would only take a core from the host."""
 
@@ -148,9 +149,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             cast("IO[bytes]", pipe).close()
 
 
+def _use_last_cores() -> None:
+    """With eight cores or more, run on the last quarter of them, away from the threads of the host."""
+    if hasattr(os, "sched_setaffinity"):  # Linux
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) >= _LEAST_CORES:
+            os.sched_setaffinity(0, cores[-(len(cores) // 4) :])
+
+
 def _serve(names: Sequence[str]) -> None:
     """Load the predictors, then reply on stdout to inputs from stdin until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, which ends this by its pipe
+    _use_last_cores()
     reader, writer = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints must not mix with the replies
 
