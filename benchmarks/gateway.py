@@ -36,18 +36,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import aiohttp
 import numpy as np
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from benchmarks import add_options
 from benchmarks.stand_in import MODEL
 from lengthwise.reports.page import processor_name
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
 
 ENGINES: Final = 3
 CONCURRENCY: Final = 32

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import uvicorn
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 MODEL: Final = "stand-in"
 _HEAD: Final = {"id": "chatcmpl-0123456789abcdef", "created": 1700000000, "model": MODEL}

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from lengthwise import Fleet, LogT, PredictionInput, compare, load_predictor
 from lengthwise.lengths import LogTColumns
@@ -33,12 +35,10 @@ from lengthwise.reports.figures import COLOURS, GREY, figure, legend, log_tokens
 from lengthwise.workloads import load_castillo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from matplotlib.axes import Axes
-    from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
+
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"

@@ -29,6 +29,10 @@ from torch.nn import functional
 if sys.argv[1:2] in (["train"], ["work"]):  # there, without the other dependencies of the package
     bare_package()
 
+from collections.abc import Iterator
+
+from numpy.typing import NDArray
+
 from lengthwise.training.encoder import losses
 from lengthwise.training.encoder.ensemble import scores_of
 from lengthwise.training.encoder.network import LengthNetwork, empty_backbone
@@ -36,11 +40,8 @@ from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, TRAIN, U
 from lengthwise.training.encoder.trainer import Tensors, Trainer, TrainingTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     Array = NDArray[Any]
+
 
 LIMITS = {
     "chat": 9999, "ifeval": 9999, "mt-bench": 3500, "writing": 1300, "essays": 2200, "gpteacher": 3000, "riddles": 9999,

@@ -5,21 +5,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import typer
 from starlette.responses import JSONResponse
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from lengthwise.cli.collect import collect, read_prompts
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
 from tests.engines.test_collect import Llm
 from tests.gateway.engine import served, wait_for
-
-if TYPE_CHECKING:
-    from typer.testing import Result
 
 
 def run(*arguments: str) -> Result:

@@ -2,17 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from lengthwise.cli import app
 from lengthwise.workloads import Workload, write_workload
-
-if TYPE_CHECKING:
-    from typer.testing import Result
 
 
 def run(*args: str) -> Result:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from lengthwise.cli import app
-
-if TYPE_CHECKING:
-    from typer.testing import Result
 
 FLEET = ("--fleet", "4*llama-3-8b@a100", "--max-num-seqs", "4", "--requests", "80", "--load", "0.9")
 

@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -28,9 +29,6 @@ from lengthwise.engines.collect import (
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
 from tests.gateway.engine import RawEngine, free_port, served
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
 
 PROMPTS = [Prompt("tea", str(n), f"what is tea {n}?", "train" if n else None) for n in range(4)]
 

@@ -6,10 +6,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -18,9 +19,6 @@ from lengthwise.engines.engine_metrics import fetch_engine_facts
 from lengthwise.engines.fit import fit_cost
 from lengthwise.errors import InputError
 from tests.gateway.engine import free_port, served
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
 
 _METRICS = (
     "# HELP vllm:cache_config_info Information\n"

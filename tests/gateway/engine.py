@@ -17,18 +17,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lengthwise.engines.engine_kind import MARKER
 from tests.gateway.formats import other_answer, stream_events, whole_answer
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
 
 Mode = Literal["ok", "error", "unavailable", "busy", "refuse", "hang", "break"]
 

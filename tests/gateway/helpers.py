@@ -6,13 +6,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import aiohttp
 
 from lengthwise.gateway import GatewayConfig, create_app
 from tests.gateway.engine import served
-
-if TYPE_CHECKING:
-    import aiohttp
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"

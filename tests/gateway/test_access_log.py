@@ -4,8 +4,9 @@ import asyncio
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from lengthwise.errors import InputError
@@ -13,9 +14,6 @@ from lengthwise.gateway.access_log import AccessLog
 from lengthwise.gateway.keys import add_key
 from tests.gateway.engine import StandIn, wait_for
 from tests.gateway.helpers import CHAT, PLAIN, body, gateway, post, until_true
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

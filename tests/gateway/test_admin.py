@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import PLAIN, body, gateway, hinted, until_true, until_waiting
 from tests.gateway.test_predictions import guess
 from tests.predictors.guesses import Guess
-
-if TYPE_CHECKING:
-    import aiohttp
 
 __all__ = ["guess"]  # a fixture
 pytestmark = pytest.mark.anyio

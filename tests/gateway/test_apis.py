@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.gateway.engine import StandIn, served
@@ -13,9 +14,6 @@ from tests.gateway.formats import stream_events, whole_answer
 from tests.gateway.helpers import CHAT, PLAIN, gateway, metric, until_true, until_waiting
 from tests.gateway.test_predictions import events, guess
 from tests.predictors.guesses import Guess
-
-if TYPE_CHECKING:
-    import aiohttp
 
 __all__ = ["guess"]  # a fixture
 pytestmark = pytest.mark.anyio

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from lengthwise.cli.model_options import validated
@@ -14,9 +15,6 @@ from lengthwise.gateway import GatewayConfig
 from lengthwise.gateway.bodies import CompletionBody
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until_true, until_waiting
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

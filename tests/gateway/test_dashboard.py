@@ -8,17 +8,15 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from lengthwise.gateway import GatewayConfig, create_app, dashboard
 from lengthwise.gateway.keys import add_key
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import PLAIN, body, gateway, hinted, metric, post, until, until_waiting
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from lengthwise.gateway.bodies import MAX_LENGTH, CompletionBody
@@ -18,9 +19,6 @@ from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import PLAIN, body, gateway, hinted, metric, post, until_true, until_waiting
 from tests.gateway.test_order import hold
 from tests.policies.raising import CALLS
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

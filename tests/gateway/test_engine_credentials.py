@@ -6,8 +6,8 @@ import logging
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 
 from lengthwise.engines.client import engine_url
@@ -15,9 +15,6 @@ from lengthwise.errors import InputError
 from lengthwise.gateway import check_engines
 from tests.gateway.engine import RawEngine, StandIn, free_port
 from tests.gateway.helpers import PLAIN, body, gateway, post, until
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

@@ -8,15 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 
 from tests.gateway.engine import Mode, RawEngine, StandIn, free_port, served
 from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until, until_true, until_waiting
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

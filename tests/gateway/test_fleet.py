@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.gateway.engine import StandIn, free_port, served
 from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until, until_true, until_waiting
-
-if TYPE_CHECKING:
-    import aiohttp
-    from starlette.requests import Request
 
 pytestmark = pytest.mark.anyio
 

@@ -6,17 +6,15 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from lengthwise.gateway.forwarding import BARE_PATHS
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
 from tests.gateway.helpers import body, gateway, metric, post, until_true
-
-if TYPE_CHECKING:
-    from yarl import URL
 
 pytestmark = pytest.mark.anyio
 

@@ -7,16 +7,13 @@ import io
 import json
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 
 from tests.cli.test_serve import complete, serving
 from tests.gateway.engine import StandIn, served, wait_for
 from tests.gateway.helpers import PLAIN, body, gateway, post, until_true
-
-if TYPE_CHECKING:
-    import aiohttp
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: g\r\n"
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import body, gateway, hinted, metric, post, until_true, until_waiting
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 
 from tests.gateway.engine import RawEngine, StandIn, served
 from tests.gateway.helpers import CHAT, PLAIN, body, gateway, hinted, metric, post
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +15,6 @@ from lengthwise.gateway.bodies import CompletionBody, parse
 from lengthwise.gateway.keys import add_key
 from tests.gateway.engine import StandIn
 from tests.gateway.helpers import PLAIN, body, gateway, metric
-
-if TYPE_CHECKING:
-    import aiohttp
 
 DECLARED: dict[str, Any] = {
     "priority": -5,

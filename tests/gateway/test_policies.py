@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 
 from lengthwise.policies import POLICIES
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import gateway, hinted, post
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from lengthwise.policies import Job, QueueView, make_policy
@@ -16,9 +17,6 @@ from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import CHAT, PLAIN, body, gateway, hinted, metric, post, until, until_true
 from tests.gateway.test_order import hold
 from tests.predictors.guesses import Guess
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 from yarl import URL
 
 from tests.gateway.engine import RawEngine, StandIn
 from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until_true, until_waiting
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

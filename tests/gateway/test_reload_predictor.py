@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from lengthwise.gateway import GatewayConfig
@@ -15,9 +16,6 @@ from lengthwise.predictors.corrections import Corrections, to_part
 from lengthwise.predictors.model_file import read_model_file, write_model_file
 from lengthwise.predictors.resolve import CORRECTIONS, packaged_predictors, predictor_label
 from tests.gateway.helpers import body, gateway, post, until
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

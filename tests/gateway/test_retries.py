@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +14,6 @@ from hypothesis import strategies as st
 from lengthwise.gateway.retries import Retries, retry_after_s
 from tests.gateway.engine import Mode, RawEngine, StandIn, served
 from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until_true, until_waiting
-
-if TYPE_CHECKING:
-    import aiohttp
 
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 999\r\n\r\n"
 

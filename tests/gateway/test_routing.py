@@ -7,8 +7,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import aiohttp
 import pytest
 
 from lengthwise.cli.model_options import validated
@@ -20,9 +21,6 @@ from lengthwise.routers.tracking import LedgerRouter
 from tests.gateway.engine import StandIn, free_port, served
 from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until, until_true, until_waiting
 from tests.routers.ledger_checks import check_empty, check_ledger
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

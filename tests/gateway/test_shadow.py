@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from lengthwise.engines.engine_metrics import EngineMemory
@@ -21,9 +22,6 @@ from lengthwise.predictors.service import PredictionService
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
 from tests.gateway.helpers import CHAT, PLAIN, body, until_true
 from tests.predictors.guesses import Guess
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from lengthwise.gateway import GatewayConfig
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import PLAIN, body, gateway, until_true
-
-if TYPE_CHECKING:
-    import aiohttp
-    from starlette.requests import Request
 
 collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")

@@ -8,8 +8,9 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
 import pytest
 
 from lengthwise.errors import InputError
@@ -22,9 +23,6 @@ from lengthwise.predictors.resolve import predictor_label
 from tests.gateway.engine import StandIn
 from tests.gateway.helpers import CHAT, body, gateway, metric, post, until_true
 from tests.predictors.traffic_rows import PLAIN
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import body, gateway, hinted, post, until_true, until_waiting
-
-if TYPE_CHECKING:
-    import aiohttp
 
 pytestmark = pytest.mark.anyio
 

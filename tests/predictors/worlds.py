@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lengthwise.predictors import LogTPredictions
+from lengthwise.predictors import LogTPredictions, PredictionInput
 from lengthwise.predictors.contract import as_inputs
 from lengthwise.predictors.mixture import NAMES, Answers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors import PredictionInput
-
     Floats = NDArray[np.float64]
+
 
 KNOWN = ("Qwen/Qwen-7B", "meta-llama/Llama-8B", "google/gemma-4b")
 NEW = "meta-llama/Llama-70B"
