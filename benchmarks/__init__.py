@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-def add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:  # noqa: ANN401  (of any type)
+def add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:  # of any type
     """Add an option for each name: its default decides the type; values of a tuple are separated by commas."""
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"
@@ -25,7 +25,7 @@ def _list_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return lambda text: tuple(map(kind, text.split(",")))
 
 
-def options(description: str | None, **defaults: Any) -> argparse.Namespace:  # noqa: ANN401
+def options(description: str | None, **defaults: Any) -> argparse.Namespace:
     """Read a benchmark's options (`add_options`); `--help` prints its description."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, **defaults)

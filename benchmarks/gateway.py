@@ -157,7 +157,7 @@ def wait_until_up(url: str, path: str = "", timeout_s: float = 90.0) -> None:
             time.sleep(0.1)
 
 
-def request_body(**fields: Any) -> dict[str, Any]:  # noqa: ANN401
+def request_body(**fields: Any) -> dict[str, Any]:
     """Return a small chat request."""
     return {"model": MODEL, "messages": [{"role": "user", "content": "word " * 100}], "max_tokens": 3, **fields}
 

@@ -41,7 +41,7 @@ class Clock:
     def timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does the same and counts its time."""
 
-        def counting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def counting(*args: Any, **kwargs: Any) -> Any:
             if self.inside:
                 return work(*args, **kwargs)
             self.inside, start = True, time.thread_time()
@@ -69,7 +69,7 @@ def host(kind: str, probe: str, pipe: Connection) -> None:
         pipe.send((took, probe_clock.spent_s - before, 0 if refiner is None else refiner.counts.readings))
 
 
-def start(kind: str, probe: str, probe_clock: Clock) -> Any:  # noqa: ANN401
+def start(kind: str, probe: str, probe_clock: Clock) -> Any:
     """Start the engine in this process, with the options of `lengthwise engine`."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm import LLM
@@ -105,7 +105,7 @@ def time_probe(clock: Clock) -> None:
     scheduler._pass_states = clock.timed(scheduler._pass_states)  # noqa: SLF001
 
 
-def add(engine: Any, block: int, batch: int, tokens: int) -> None:  # noqa: ANN401
+def add(engine: Any, block: int, batch: int, tokens: int) -> None:
     """Add a batch of requests, the same for every engine."""
     from vllm import SamplingParams
 

@@ -131,7 +131,7 @@ def _macro_auroc(true: Rows, predicted: Floats) -> float:
 
 
 def train_as_authors(
-    backbone: Any,  # noqa: ANN401  (a module of torch, whose types are not seen)
+    backbone: Any,  # a module of torch, whose types are not seen
     prompts: TokenisedPrompts,
     found: LengthClasses,
     *,
@@ -180,7 +180,7 @@ def train_as_authors(
     return softmax(_outputs(network, data, found.test).numpy().astype(np.float64), axis=-1), curve
 
 
-def _authors_network(backbone: Any, bins: int) -> Any:  # noqa: ANN401
+def _authors_network(backbone: Any, bins: int) -> Any:
     import torch
     from torch import nn
 
@@ -194,7 +194,7 @@ def _authors_network(backbone: Any, bins: int) -> Any:  # noqa: ANN401
                 nn.Linear(first, second), nn.ReLU(), nn.Linear(second, bins),
             )  # fmt: skip
 
-        def forward(self, ids: Any, mask: Any) -> Any:  # noqa: ANN401
+        def forward(self, ids: Any, mask: Any) -> Any:
             here = mask.unsqueeze(-1).float()
             mean = (self.backbone(ids, mask) * here).sum(1) / here.sum(1).clamp(min=1e-9)
             return self.head(torch.nn.functional.normalize(mean, dim=1))
@@ -232,7 +232,7 @@ class _Padded:
         return self._ids[at, :width], torch.arange(width, device=at.device) < self._count[at].unsqueeze(1)
 
 
-def _outputs(network: Any, data: _Padded, rows: Rows) -> Any:  # noqa: ANN401
+def _outputs(network: Any, data: _Padded, rows: Rows) -> Any:
     """Logits on the CPU, in the order of `rows`."""
     import torch
 
@@ -244,7 +244,7 @@ def _outputs(network: Any, data: _Padded, rows: Rows) -> Any:  # noqa: ANN401
 
 
 def train_ours(
-    backbone: Any,  # noqa: ANN401
+    backbone: Any,
     prompts: TokenisedPrompts,
     found: LengthClasses,
     config: TrainingConfig,

@@ -243,7 +243,7 @@ class Run:
         """A line for stderr, repeated when the output comes from the cache."""
         self.notes.append(text)
 
-    def castillo(self, **selection: Any) -> LengthSamples:  # noqa: ANN401  (passed on to load_castillo)
+    def castillo(self, **selection: Any) -> LengthSamples:  # passed on to load_castillo
         """CASTILLO's length samples; without LENGTHWISE_DATA the packaged sample, with a note."""
         samples = load_castillo(**selection)
         if samples.origin == PACKAGED:
@@ -256,7 +256,7 @@ class Run:
         return self._runner.from_cache, self._runner.computed
 
 
-def _nothing(_: object) -> Any:  # noqa: ANN401  (an empty list for whatever a study leaves out)
+def _nothing(_: object) -> Any:  # an empty list for whatever a study leaves out
     return ()
 
 

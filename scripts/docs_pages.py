@@ -114,7 +114,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return markdown
 
 
-def _existing(entry: Any, present: set[str]) -> Any:  # noqa: ANN401  (a tree of dicts, lists and paths)
+def _existing(entry: Any, present: set[str]) -> Any:  # a tree of dicts, lists and paths
     if isinstance(entry, dict):
         return {title: _existing(value, present) for title, value in entry.items()}
     if isinstance(entry, list):
@@ -122,7 +122,7 @@ def _existing(entry: Any, present: set[str]) -> Any:  # noqa: ANN401  (a tree of
     return entry
 
 
-def _paths(entry: Any) -> Iterator[str]:  # noqa: ANN401
+def _paths(entry: Any) -> Iterator[str]:
     if isinstance(entry, str):
         yield entry
     for child in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
@@ -164,7 +164,7 @@ def cli_page() -> str:
     return "\n".join(lines)
 
 
-def _command(path: str, command: Any, level: int) -> Iterator[str]:  # noqa: ANN401  (Typer's class is private)
+def _command(path: str, command: Any, level: int) -> Iterator[str]:  # Typer's class is private
     yield from (f"{'#' * level} {path}", "", _text(command.help or ""), "")
     shown = [each for each in command.params if not getattr(each, "hidden", False) and each.name != "help"]
     usage = [path, *(_argument(each) for each in shown if each.param_type_name == "argument")]
@@ -188,12 +188,12 @@ def _command(path: str, command: Any, level: int) -> Iterator[str]:  # noqa: ANN
         yield from _command(f"{path} {name}", child, level + 1)
 
 
-def _argument(parameter: Any) -> str:  # noqa: ANN401
+def _argument(parameter: Any) -> str:
     name = parameter.metavar or parameter.name.upper()
     return name if parameter.required else f"[{name}]"
 
 
-def _default(parameter: Any) -> str:  # noqa: ANN401
+def _default(parameter: Any) -> str:
     value = parameter.default
     if parameter.required:
         return "required"
@@ -267,7 +267,7 @@ def _model(model: type[BaseModel]) -> Iterator[str]:
     yield ""
 
 
-def _type(annotation: Any) -> str:  # noqa: ANN401
+def _type(annotation: Any) -> str:
     if annotation is type(None):
         return "none"
     origin, arguments = get_origin(annotation), get_args(annotation)

@@ -88,7 +88,7 @@ def pack(arguments: argparse.Namespace) -> None:
         print(f"{path.name:14} {path.stat().st_size / 1e6:6.1f} MB")  # noqa: T201
 
 
-def diverse_arrays(prepared: Any) -> dict[str, Array]:  # noqa: ANN401
+def diverse_arrays(prepared: Any) -> dict[str, Array]:
     """Return the prompts as token ids, and one row per prompt and LLM with up to five lengths."""
     import xxhash
 
@@ -204,7 +204,7 @@ class Continued(Trainer):
         self,
         mix: Mix,
         network: LengthNetwork,
-        config: Any,  # noqa: ANN401  (as TrainingConfig, read without pydantic)
+        config: Any,  # as TrainingConfig, read without pydantic
         settings: dict[str, Any],
         deadline: float,
     ) -> None:
@@ -243,7 +243,7 @@ class Continued(Trainer):
                 found[here] = self.network.head(vectors[self._tensor(at)], identity)[:, 0].float().cpu().numpy()
         return found
 
-    def _tensor(self, values: Array) -> Any:  # noqa: ANN401
+    def _tensor(self, values: Array) -> Any:
         return torch.as_tensor(values, device=self.device)
 
     def _set_levels(self) -> None:
@@ -277,7 +277,7 @@ class Continued(Trainer):
                 unlike = predicted[at].mean() - teacher[prompt[at]].mean()
                 self.llm_mean[number, each] = unlike + self.row_mean[number].mean()
 
-    def _loss(self, prompts: NDArray[np.int64]) -> Any:  # noqa: ANN401
+    def _loss(self, prompts: NDArray[np.int64]) -> Any:
         """Return the loss: lengths and own outputs on CASTILLO, lengths on diverse prompts."""
         for key, parameter in self.network.named_parameters():  # word vectors stay: most are rarely seen
             if "_embeddings." in key or "pooler" in key:
@@ -294,7 +294,7 @@ class Continued(Trainer):
         diverse = self._diverse_loss(vectors[mine:], prompts[mine:] - self.mix.first_diverse)
         return total + self.settings["diverse"] * diverse
 
-    def _diverse_loss(self, vectors: Any, prompts: Array) -> Any:  # noqa: ANN401
+    def _diverse_loss(self, vectors: Any, prompts: Array) -> Any:
         mix = self.mix
         answers, row, features, level = self._shown(prompts)
         values = {"row": row, "features": features, "level": level, "prompt": mix.first_diverse + prompts}
@@ -312,7 +312,7 @@ class Continued(Trainer):
         loss = loss + 0.3 * (outputs[..., 3] - (outputs[..., 2].detach() + soft[..., 3] - soft[..., 2])).abs()
         return loss.mean() + self.settings["rank"] * self._order_loss(outputs[..., 0], targets, tensor, prompts)
 
-    def _order_loss(self, mu: Any, targets: Any, tensor: dict[str, Any], prompts: Array) -> Any:  # noqa: ANN401
+    def _order_loss(self, mu: Any, targets: Any, tensor: dict[str, Any], prompts: Array) -> Any:
         """Logistic loss on the order of answers to two prompts of one source, levels removed."""
         flat, true = mu.flatten(), (targets.log_mean - tensor["level"]).flatten()
         apart = true.unsqueeze(0) - true.unsqueeze(1)
@@ -362,7 +362,7 @@ def work(arguments: argparse.Namespace) -> None:
     (arguments.out / f"{name}.json").write_text(json.dumps(result))
 
 
-def base_weights(folder: Path, network: Any) -> dict[str, Any]:  # noqa: ANN401
+def base_weights(folder: Path, network: Any) -> dict[str, Any]:
     """Return the weights that training starts from; what the file does not have (an unused pooler) is the network's."""
     with np.load(folder / "base.npz") as archive:
         stored = {name: torch.as_tensor(archive[name].astype(np.float32)) for name in archive.files}

@@ -82,7 +82,7 @@ def pack(arguments: argparse.Namespace) -> None:
         print(f"{path.name:14} {path.stat().st_size / 1e6:6.1f} MB")  # noqa: T201
 
 
-def load_packed_backbone(folder: Path) -> Any:  # noqa: ANN401
+def load_packed_backbone(folder: Path) -> Any:
     """Return the encoder of a packed folder."""
     import torch
 
@@ -108,7 +108,7 @@ def parse_variant(text: str, known: Iterable[str] = ()) -> tuple[str, dict[str, 
     return name, settings
 
 
-def settings_tree(folder: Path, settings: dict[str, Any], own: Iterable[str] = ()) -> Any:  # noqa: ANN401
+def settings_tree(folder: Path, settings: dict[str, Any], own: Iterable[str] = ()) -> Any:
     """Return the settings of the pack with changes, as an object with the attributes of TrainingConfig."""
     tree = json.loads((folder / "config.json").read_text())
     for key, value in settings.items():
@@ -166,7 +166,7 @@ def work(arguments: argparse.Namespace) -> None:
     (WORK / f"{name}.json").write_text(json.dumps(finished))
 
 
-def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any) -> tuple[Any, Any]:  # noqa: ANN401
+def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any) -> tuple[Any, Any]:
     """Return the task, and the prompts to predict after training."""
     import numpy as np
 

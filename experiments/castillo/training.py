@@ -173,7 +173,7 @@ class _Task:
     def outputs(self) -> int:
         return len(self.edges) + 1 if self.training.width else 2
 
-    def targets(self, part: Part) -> Any:  # noqa: ANN401  (a tensor)
+    def targets(self, part: Part) -> Any:  # a tensor
         import torch
 
         if self.training.width:
@@ -181,26 +181,26 @@ class _Task:
         both = np.column_stack([part.mean, np.nan_to_num(part.std)])
         return torch.as_tensor((both - self.centre) / self.spread, dtype=torch.float32)
 
-    def loss(self, outputs: Any, wanted: Any) -> Any:  # noqa: ANN401
+    def loss(self, outputs: Any, wanted: Any) -> Any:
         from torch.nn import functional
 
         if self.training.width:
             return functional.cross_entropy(outputs, wanted)
         return (functional.mse_loss if self.training.target == "squared" else functional.l1_loss)(outputs, wanted)
 
-    def metric(self, outputs: Any, wanted: Any) -> float:  # noqa: ANN401
+    def metric(self, outputs: Any, wanted: Any) -> float:
         """Accuracy, or MAE of the mean in tokens."""
         if self.training.width:
             return float((outputs.argmax(1) == wanted).float().mean())
         return float((outputs - wanted)[:, 0].abs().mean()) * float(self.spread[0])
 
-    def predictions(self, outputs: Any) -> Floats:  # noqa: ANN401
+    def predictions(self, outputs: Any) -> Floats:
         values = outputs.argmax(1, keepdim=True) if self.training.width else outputs
         found = values.numpy().astype(np.float64)
         return np.asarray(found if self.training.width else np.maximum(found * self.spread + self.centre, 0.0))
 
 
-def _network(nn: Any, width: int, outputs: int, recipe: Recipe) -> Any:  # noqa: ANN401  (torch is an extra)
+def _network(nn: Any, width: int, outputs: int, recipe: Recipe) -> Any:  # torch is an extra
     import torch
 
     class PaperNetwork(nn.Module):  # type: ignore[misc]
@@ -219,13 +219,13 @@ def _network(nn: Any, width: int, outputs: int, recipe: Recipe) -> Any:  # noqa:
                 nn.Linear(recipe.hidden, outputs),
             )
 
-        def forward(self, x: Any, llm: Any) -> Any:  # noqa: ANN401
+        def forward(self, x: Any, llm: Any) -> Any:
             return self.body(torch.cat([self.reduce(x), self.identity(llm)], dim=1))
 
     return PaperNetwork()
 
 
-def _tensors(part: Part, wanted: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401
+def _tensors(part: Part, wanted: Any) -> tuple[Any, Any, Any]:
     import torch
 
     return torch.as_tensor(part.x), torch.as_tensor(part.llm), wanted

@@ -58,7 +58,7 @@ def inlined(function: Function) -> Function:
     dispatcher: Any = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
     resolve = dispatcher.get_call_template
 
-    def get_call_template(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def get_call_template(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         return resolve(tuple(_widened(argument) for argument in arguments), keywords)
 
     dispatcher.get_call_template = get_call_template
@@ -77,6 +77,6 @@ def inlined_copies(*functions: Callable[..., object]) -> list[Any]:
     return list(known.values())
 
 
-def _widened(argument: Any) -> Any:  # noqa: ANN401
+def _widened(argument: Any) -> Any:
     plain = types.unliteral(argument)
     return types.int64 if isinstance(plain, types.Integer) and plain.signed else plain

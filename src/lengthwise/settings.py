@@ -94,7 +94,7 @@ def _fields(model: type, place: Sequence[int | str]) -> list[str]:
     return list(getattr(model, "model_fields", None) or model.__annotations__)
 
 
-def _model_in(annotation: Any) -> type | None:  # noqa: ANN401  (any annotation)
+def _model_in(annotation: Any) -> type | None:  # any annotation
     if hasattr(annotation, "model_fields"):
         return annotation  # type: ignore[no-any-return]
     return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)

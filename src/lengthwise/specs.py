@@ -112,7 +112,7 @@ def split_specs(text: str) -> list[str]:
     return [name.strip() for name in names]
 
 
-def find(spec: Spec, kind: Kind, builtins: Mapping[str, Any], *, imports: bool = True) -> Any:  # noqa: ANN401
+def find(spec: Spec, kind: Kind, builtins: Mapping[str, Any], *, imports: bool = True) -> Any:
     """Return what the spec names: a value of `builtins`, or the loaded object of an entry point or dotted path.
 
     An unknown name is an InputError with the closest match. With `imports` False, dotted paths are refused: for

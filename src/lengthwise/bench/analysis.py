@@ -199,7 +199,7 @@ def _captured(ours: Blocks, base: Blocks, best: Blocks, arm: Arm) -> Ratio:
     return Ratio(value, *interval_over_pairs(share(mean[:, pair_draws(len(blocks))].mean(axis=2))))
 
 
-def _tau(episodes: Any) -> float:  # noqa: ANN401  (an iterable of EpisodeRows)
+def _tau(episodes: Any) -> float:  # an iterable of EpisodeRows
     taus = []
     for rows in episodes:
         known = ~np.isnan(rows.mu)

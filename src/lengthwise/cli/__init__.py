@@ -55,7 +55,7 @@ PANELS = {
 COMMANDS = {name: text for commands in PANELS.values() for name, text in commands.items()}
 
 
-def _load(name: str) -> Any:  # noqa: ANN401  (the command's class is Typer's private one)
+def _load(name: str) -> Any:  # the command's class is Typer's private one
     command: Any
     module = import_module(f"lengthwise.cli.{name}")
     if hasattr(module, "app"):
@@ -68,7 +68,7 @@ def _load(name: str) -> Any:  # noqa: ANN401  (the command's class is Typer's pr
     return command
 
 
-def _placeholder(name: str) -> Any:  # noqa: ANN401
+def _placeholder(name: str) -> Any:
     """Return a command that has a name and a help text only, for `--help` and shell completion."""
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     panel = next(title for title, commands in PANELS.items() if name in commands)
@@ -79,19 +79,19 @@ def _placeholder(name: str) -> Any:  # noqa: ANN401
 class _LazyGroup(TyperGroup):
     """Imports a command when it is called, and reports user errors as one line with exit code 2."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _placeholder(cmd_name) if cmd_name in COMMANDS else None
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.commands = {name: _placeholder(name) for name in COMMANDS}  # among these Typer looks for a similar name
         name, command, rest = super().resolve_command(ctx, args)
         ctx.invoked_subcommand = name  # for `invoke`, where the import fails
         return name, None if command is None else _load(str(name)), rest
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except (InputError, ModuleNotFoundError) as error:

@@ -30,7 +30,7 @@ def collect(
     ] = "castillo",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-    **fields: Any,  # noqa: ANN401
+    **fields: Any,
 ) -> None:
     """Send every prompt to a served LLM several times and write the lengths of its answers.
 

@@ -46,7 +46,7 @@ def engine(
             help="Engines of the simulator in real time, on --port and the ports after it.",
         ),
     ] = None,
-    **fields: Any,  # noqa: ANN401
+    **fields: Any,
 ) -> None:
     """Run the embedded engine: vLLM with our scheduler inside, an OpenAI API on loopback.
 

@@ -32,7 +32,7 @@ def add(
     context: typer.Context,
     tenant: Annotated[str, typer.Argument(help="The tenant, new or known.")],
     keys: _File = _DEFAULT,
-    **_: Any,  # noqa: ANN401
+    **_: Any,
 ) -> None:
     """Make a key for a tenant and print it: it is shown once. Limits that are given replace the tenant's.
 

@@ -69,7 +69,7 @@ def options_from(
     return decorate
 
 
-def validated(model: type[Model], arguments: Mapping[str, str] | None = None, /, **fields: Any) -> Model:  # noqa: ANN401
+def validated(model: type[Model], arguments: Mapping[str, str] | None = None, /, **fields: Any) -> Model:
     """Return the model; an InputError that names the option where a value is invalid.
 
     `arguments` has the names of arguments by their fields; the other fields are options.
@@ -98,11 +98,11 @@ def _repeats(field: FieldInfo) -> bool:
     return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("repeatable"))
 
 
-def _option_default(default: Any) -> Any:  # noqa: ANN401
+def _option_default(default: Any) -> Any:
     return (",".join(default) or None) if isinstance(default, list) else default
 
 
-def _option_type(annotation: Any) -> Any:  # noqa: ANN401
+def _option_type(annotation: Any) -> Any:
     """Return the type that the command line parses: a field's, without the model's own constraints.
 
     A list and a mapping are texts, which the model splits.
@@ -121,6 +121,6 @@ def _flag(field: str) -> str:
     return "--" + _FLAGS.get(field, field).removesuffix("_s").replace("_", "-")
 
 
-def _declared(field: str, annotation: Any) -> str:  # noqa: ANN401
+def _declared(field: str, annotation: Any) -> str:
     flag = _flag(field)
     return f"{flag}/--no-{flag[2:]}" if _option_type(annotation) in (bool, bool | None) else flag

@@ -66,7 +66,7 @@ def plan(
     ] = 5,
     report: Report = None,
     as_json: AsJson = False,
-    **fields: Any,  # noqa: ANN401
+    **fields: Any,
 ) -> None:
     """Find the fewest engines under each policy that serve a trace within latency limits.
 

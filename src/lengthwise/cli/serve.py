@@ -46,7 +46,7 @@ def serve(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Validate options and file, and exit: 0 or 2.")] = False,
     wait: Wait = 0.0,
-    **_: Any,  # noqa: ANN401
+    **_: Any,
 ) -> None:
     """Serve the OpenAI API in front of one or more engines; requests wait in the order of a policy.
 

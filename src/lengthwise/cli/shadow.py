@@ -104,7 +104,7 @@ def report(
     _estimate(log, page, as_json=as_json, engine=engine, policies=split_specs(policy), **limits)
 
 
-def _estimate(log: Path, page: Path | None = None, *, as_json: bool = False, **options: Any) -> None:  # noqa: ANN401
+def _estimate(log: Path, page: Path | None = None, *, as_json: bool = False, **options: Any) -> None:
     """Show what policies would have gained; `options` are those of `study_shadow`."""
     with late_bar("reading the log") as bar:
         found = study_shadow(read_log(log), str(log), on_progress=bar, **options)

@@ -96,7 +96,7 @@ def simulate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=_OUTPUT)
     ] = False,
-    **fields: Any,  # noqa: ANN401
+    **fields: Any,
 ) -> None:
     """Simulate a workload on a fleet and compare policies and routers on the same arrivals and true lengths.
 

@@ -110,7 +110,7 @@ def castillo(
     ] = None,
     max_tokens: MaxTokens = None,
     as_json: AsJson = False,
-    **shape: Any,  # noqa: ANN401
+    **shape: Any,
 ) -> None:
     """CASTILLO's prompts with the sampled answer lengths of one LLM.
 
@@ -168,7 +168,7 @@ def alpaca(
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
     as_json: AsJson = False,
-    **shape: Any,  # noqa: ANN401
+    **shape: Any,
 ) -> None:
     """Stanford Alpaca's instructions with the lengths of their reference answers (non-commercial data).
 
@@ -194,7 +194,7 @@ def trace(
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
     as_json: AsJson = False,
-    **shape: Any,  # noqa: ANN401
+    **shape: Any,
 ) -> None:
     """A trace at another rate: its arrivals rescaled, or new arrivals with --cv.
 

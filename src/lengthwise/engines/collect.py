@@ -86,7 +86,7 @@ class Journal:
             raise InputError("is not a journal of answers", source=self._path, hint="remove it") from error
 
 
-def _difference(header: Any, settings: dict[str, Any]) -> str:  # noqa: ANN401  (any JSON value)
+def _difference(header: Any, settings: dict[str, Any]) -> str:  # any JSON value
     if not isinstance(header, dict):
         return "no header"
     changed = {key: now for key, now in settings.items() if header.get(key) != now}

@@ -34,7 +34,7 @@ class ForcedLengths:
             )
 
     @classmethod
-    def of(cls, option: Any) -> Self | None:  # noqa: ANN401  (whatever the engine's configuration holds)
+    def of(cls, option: Any) -> Self | None:  # whatever the engine's configuration holds
         """Return the option `forced_lengths` as a value; None where it is not given."""
         if option is None:
             return None

@@ -40,11 +40,11 @@ _ONLY_MARKUP: Final = re.compile(r"(\s|<[^<>]*>)*")
 class Tokenizer(Protocol):
     """The methods of an engine's tokenizer that are used."""
 
-    def decode(self, ids: Any, skip_special_tokens: bool = ...) -> str: ...  # noqa: ANN401, D102
+    def decode(self, ids: Any, skip_special_tokens: bool = ...) -> str: ...  # noqa: D102
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...  # noqa: D102
 
-    def apply_chat_template(self, messages: Any, tools: Any = ..., **options: Any) -> Any: ...  # noqa: ANN401, D102
+    def apply_chat_template(self, messages: Any, tools: Any = ..., **options: Any) -> Any: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ChatTemplate:
     def of(cls, tokenizer: Tokenizer) -> ChatTemplate | None:
         """Learn the tokenizer's template; None if it has none, or one without markers between turns."""
 
-        def render(*turns: tuple[str, str], tools: Any = None) -> str:  # noqa: ANN401
+        def render(*turns: tuple[str, str], tools: Any = None) -> str:
             messages = [{"role": role, "content": content} for role, content in turns]
             text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
             # Encoded and decoded, because some tokenizers do not reproduce a text exactly.

@@ -75,12 +75,12 @@ class StepStates:
             yield name, State(tokens, {layer: states[row] for layer, states in self.layers.items()}, entropy)
 
 
-def attach(output: Any, states: StepStates) -> None:  # noqa: ANN401  (vLLM's ModelRunnerOutput)
+def attach(output: Any, states: StepStates) -> None:  # vLLM's ModelRunnerOutput
     """Attach the states to a step's output."""
     setattr(output, ATTRIBUTE, states)
 
 
-def attached(output: Any) -> StepStates | None:  # noqa: ANN401
+def attached(output: Any) -> StepStates | None:
     """Return the states on a step's output."""
     found: StepStates | None = getattr(output, ATTRIBUTE, None)
     return found
@@ -219,7 +219,7 @@ def _bare(llm: str) -> str:
     return llm.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
-def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refiner | None:  # noqa: ANN401
+def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refiner | None:
     """Return the refiner of the probe that the plug-in's options name; None without one.
 
     InputError if this vLLM provides no hidden states, or the probe is for another LLM, whose numbers would be

@@ -166,7 +166,7 @@ def read_log(path: Path) -> Logged:
     )
 
 
-def _record(line: str, row: int, path: Path) -> Any:  # noqa: ANN401  (one of the kinds)
+def _record(line: str, row: int, path: Path) -> Any:  # one of the kinds
     try:
         record = json.loads(line)
         kind = _KINDS[record["kind"]]

@@ -96,7 +96,7 @@ class _Open:
     numbers: tuple[float, ...]
 
 
-def spans(output: Any) -> Iterator[tuple[int, int]]:  # noqa: ANN401  (vLLM's SchedulerOutput, by its attributes)
+def spans(output: Any) -> Iterator[tuple[int, int]]:  # vLLM's SchedulerOutput, by its attributes
     """Yield, for each request in a step of vLLM, the tokens computed before it and the tokens computed in it."""
     for new in output.scheduled_new_reqs:
         yield new.num_computed_tokens, output.num_scheduled_tokens[new.req_id]

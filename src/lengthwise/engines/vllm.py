@@ -109,7 +109,7 @@ class LengthwiseSyncScheduler(Scheduler):
     policy_failures: int = 0
     """Times that a queue fell back to arrival order because its policy raised."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed on to vLLM as they are)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # passed on to vLLM as they are
         super().__init__(*args, **kwargs)
         options = (self.vllm_config.additional_config or {}).get("lengthwise", {})
         name = options.get("policy") or os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY
@@ -201,7 +201,7 @@ class LengthwiseSyncScheduler(Scheduler):
             self.steps.scheduled(spans(output), waiting=waiting, running=len(self.running), began_s=began, cpu_s=cpu)
         return output
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:  # noqa: ANN401
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         """Process the output of a step, which ends here."""
         if self.refiner is not None and self.length_policy.uses_predictions:
             self._refine(self.refiner, model_runner_output)
@@ -210,7 +210,7 @@ class LengthwiseSyncScheduler(Scheduler):
             self.steps.done(busy=self.has_unfinished_requests())
         return outputs
 
-    def _refine(self, refiner: Refiner, output: Any) -> None:  # noqa: ANN401
+    def _refine(self, refiner: Refiner, output: Any) -> None:
         """Refine predictions from the hidden states of a step that are due, before vLLM finishes any of the requests.
 
         What counts are the tokens that a state covers, not those of the request: with async scheduling the request
@@ -260,7 +260,7 @@ class LengthwiseSyncScheduler(Scheduler):
         self.victims.forget()
         return any(queue.rekey(job) for queue in (self.waiting, self.kv_holding_waiting))
 
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (passed on)
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:  # passed on
         reply = None if self.bench is None else self.bench.ended(request)
         if reply is None and MARKER in extra_args(request):
             reply = {"policy": self.setup.policy, "predictor": self.setup.predictor}
@@ -396,7 +396,7 @@ class LengthwiseScheduler(LengthwiseSyncScheduler, AsyncScheduler):
     With async scheduling off it takes the same steps as the synchronous one, as long as batches do not overlap.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed on to vLLM as they are)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # passed on to vLLM as they are
         super().__init__(*args, **kwargs)
         if self.pp_size > 1 and not self.scheduler_config.async_scheduling:
             name = f"{__name__}.{LengthwiseSyncScheduler.__name__}"

@@ -38,7 +38,7 @@ else:
 class StatesWorker(PlatformWorker):
     """vLLM's worker, which also reports the hidden states of each request's last token."""
 
-    def load_model(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (passed on to vLLM as they are)
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:  # passed on to vLLM as they are
         """Load the LLM and make its forward pass return the states."""
         options = self.vllm_config.additional_config or {}
         self._wanted = Wanted.of(options.get("lengthwise", {}))
@@ -66,7 +66,7 @@ class StatesWorker(PlatformWorker):
         if self.device.type != "cpu":
             self._copies = torch.cuda.Stream(self.device)
 
-    def execute_model(self, scheduler_output: Any) -> Any:  # noqa: ANN401
+    def execute_model(self, scheduler_output: Any) -> Any:
         """Compute a step."""
         self._step = scheduler_output
         for name in scheduler_output.finished_req_ids:
@@ -74,7 +74,7 @@ class StatesWorker(PlatformWorker):
         self._prompt_tokens |= {new.req_id: new.prompt_len for new in scheduler_output.scheduled_new_reqs}
         return super().execute_model(scheduler_output)
 
-    def sample_tokens(self, grammar_output: Any) -> Any:  # noqa: ANN401
+    def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample the step's tokens; the output carries the states."""
         with torch.inference_mode():
             pending = self._states()  # first: sampling changes logits and removes the step's state
@@ -157,7 +157,7 @@ class OutputWithStates(AsyncModelRunnerOutput):
     def __init__(self, output: AsyncModelRunnerOutput, pending: PendingStates) -> None:
         self._output, self._pending = output, pending
 
-    def get_output(self) -> Any:  # noqa: ANN401
+    def get_output(self) -> Any:
         """Wait for the tokens and the states."""
         output = self._output.get_output()
         attach(output, self._pending.result())

@@ -159,7 +159,7 @@ class CompletionBody(_Part):
         return str(self._only_prompt)
 
     @property
-    def _only_prompt(self) -> Any:  # noqa: ANN401
+    def _only_prompt(self) -> Any:
         alone = isinstance(self.prompt, list) and len(self.prompt) == 1
         return self.prompt[0] if alone else self.prompt
 

@@ -73,16 +73,16 @@ def _plain_name(name: str) -> str:
     return name
 
 
-def _with_name(value: Any, name: str) -> Any:  # noqa: ANN401  (not validated yet)
+def _with_name(value: Any, name: str) -> Any:  # not validated yet
     return {"name": name, **value} if isinstance(value, Mapping) else {"name": name} if value is None else value
 
 
-def _named(values: Any) -> Any:  # noqa: ANN401
+def _named(values: Any) -> Any:
     """Give each section of a mapping its key as its name."""
     return {k: _with_name(v, str(k)) for k, v in values.items()} if isinstance(values, Mapping) else values
 
 
-def _empty_is_default(values: Any) -> Any:  # noqa: ANN401
+def _empty_is_default(values: Any) -> Any:
     """Read `name:` without anything below as a section of defaults."""
     return {k: {} if v is None else v for k, v in values.items()} if isinstance(values, Mapping) else values
 
@@ -151,7 +151,7 @@ class TenantConfig(_Section):
         return self.model_copy(update={name: max(1, limit // workers) for name, limit in given.items()})
 
 
-def _from_url(value: Any) -> Any:  # noqa: ANN401
+def _from_url(value: Any) -> Any:
     return {"url": value} if isinstance(value, str) else value
 
 
@@ -352,7 +352,7 @@ def read_config(path: Path, *, overrides: Mapping[str, Any], defaults: Mapping[s
     return validated(GatewayConfig, {**defaults, **given, **overrides}, source=path)
 
 
-def _with_environment(value: Any, path: Path, field: str) -> Any:  # noqa: ANN401  (any YAML value)
+def _with_environment(value: Any, path: Path, field: str) -> Any:  # any YAML value
     if isinstance(value, str):
         for name in _VARIABLE.findall(value):
             if name not in os.environ:

@@ -60,7 +60,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     _next_log = 0.0
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self._limits = limits
         self.on_disconnect: set[Callable[[], None]] = set()

@@ -136,7 +136,7 @@ class _Worker:
         else:
             self._start(self._starlette.state.reloader.reload(lambda: message))
 
-    def _start(self, work: Any) -> None:  # noqa: ANN401
+    def _start(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

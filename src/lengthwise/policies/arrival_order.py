@@ -141,7 +141,7 @@ class _GroupRounds:
         """Do nothing: a request counts as one, whatever its length."""
 
 
-def enter_group(groups: Any, cached: int, prompt: int) -> int:  # noqa: ANN401
+def enter_group(groups: Any, cached: int, prompt: int) -> int:
     """Return the round number of a new request, ten for each round: the groups from 9 down.
 
     The simulator's kernel compiles this for its own state with the fields of `_GroupRounds`.

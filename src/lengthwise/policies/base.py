@@ -19,7 +19,7 @@ Numbers = Any
 """A float for one job, an array for columns of jobs; the types of NumPy's functions cannot express this."""
 
 
-def parameter(default: float | str, *, minimum: float, maximum: float = 1e9, choice: str | None = None) -> Any:  # noqa: ANN401
+def parameter(default: float | str, *, minimum: float, maximum: float = 1e9, choice: str | None = None) -> Any:
     """Declare a parameter of a policy or router: a number from `minimum` to `maximum`, or the string `choice`."""
     return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "choice": choice})
 
@@ -115,7 +115,7 @@ def parameter_names(kind: type) -> list[str]:
     return [known.name for known in fields(kind) if "minimum" in known.metadata]
 
 
-def construct(found: Any, spec: Spec, kind: Kind, *inner: object) -> Any:  # noqa: ANN401
+def construct(found: Any, spec: Spec, kind: Kind, *inner: object) -> Any:
     """Return what a class makes of a spec's parameters; an object is returned as it is."""
     named = isinstance(found, type) and issubclass(found, Named)
     given = spec.arguments(parameter_names(found) if named else spec.parameters, kind)
@@ -125,7 +125,7 @@ def construct(found: Any, spec: Spec, kind: Kind, *inner: object) -> Any:  # noq
         raise InputError(f"{kind} {spec.base} cannot be made: {error}") from error
 
 
-def check_parameters(policy: Any) -> None:  # noqa: ANN401
+def check_parameters(policy: Any) -> None:
     """Raise InputError for a parameter that is neither a number in its range nor its `choice`."""
     for known in fields(policy):
         if "minimum" not in known.metadata:
@@ -142,7 +142,7 @@ def check_parameters(policy: Any) -> None:  # noqa: ANN401
             )
 
 
-def parameter_suffix(policy: Any) -> str:  # noqa: ANN401
+def parameter_suffix(policy: Any) -> str:
     """Return the parameters that are not the default, as `make_policy` reads them: `:c=0.5`, or nothing."""
     given = [
         f"{known.name}={value if isinstance(value, str) else format(value, '.12g')}"

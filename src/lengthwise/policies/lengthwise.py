@@ -118,7 +118,7 @@ class Lanes:
 # with the same fields. `tokens` is the median of a job's prediction, `place` its bin.
 
 
-def is_short(lanes: Any, tokens: float, place: int) -> bool:  # noqa: ANN401
+def is_short(lanes: Any, tokens: float, place: int) -> bool:
     """Return whether a length is in the shortest third of jobs or tenth of work; half of its own bin counts."""
     if tokens * lanes.count > MAX_OF_MEAN * lanes.total:
         return False
@@ -133,7 +133,7 @@ def is_short(lanes: Any, tokens: float, place: int) -> bool:  # noqa: ANN401
     return bool(work + 0.5 * lanes.work[place] <= SHORT_WORK_FRACTION * lanes.total)
 
 
-def count_length(lanes: Any, tokens: float, place: int, weight: float) -> None:  # noqa: ANN401
+def count_length(lanes: Any, tokens: float, place: int, weight: float) -> None:
     """Add a job to the statistics of recent lengths."""
     lanes.jobs[place] += weight
     lanes.work[place] += weight * tokens
@@ -150,14 +150,14 @@ def count_length(lanes: Any, tokens: float, place: int, weight: float) -> None: 
         lanes.total, lanes.count, lanes.unit = lanes.total / lanes.unit, lanes.count / lanes.unit, 1.0
 
 
-def add_credit(lanes: Any, tokens: float) -> float:  # noqa: ANN401
+def add_credit(lanes: Any, tokens: float) -> float:
     """Add a job's share to the credit, up to the maximum; return what was added."""
     before = lanes.credit
     lanes.credit = min(before + FAST_WORK_FRACTION * tokens, MAX_CREDIT_JOBS * lanes.total / lanes.count)
     return float(max(0.0, lanes.credit - before))
 
 
-def choose_lane(lanes: Any, tokens: float, place: int, predicted: bool, ordinary: int) -> int:  # noqa: ANN401
+def choose_lane(lanes: Any, tokens: float, place: int, predicted: bool, ordinary: int) -> int:
     """Return the fast lane's round if the job is short and credit covers it, else the ordinary one."""
     ratio = (lanes.short_true / lanes.short_predicted) / (lanes.all_true / lanes.all_predicted)
     price = tokens * max(1.0, ratio)
@@ -167,7 +167,7 @@ def choose_lane(lanes: Any, tokens: float, place: int, predicted: bool, ordinary
     return ordinary
 
 
-def enter_lanes(lanes: Any, tokens: float, place: int, predicted: bool, slots: int) -> tuple[int, float]:  # noqa: ANN401
+def enter_lanes(lanes: Any, tokens: float, place: int, predicted: bool, slots: int) -> tuple[int, float]:
     """Return the round of a new job and the credit that it adds."""
     lanes.unit *= 1.0 + 1.0 / WINDOW_JOBS
     lanes.clock += tokens / slots
@@ -177,7 +177,7 @@ def enter_lanes(lanes: Any, tokens: float, place: int, predicted: bool, slots: i
 
 
 def change_lane(
-    lanes: Any,  # noqa: ANN401
+    lanes: Any,
     tokens: float,
     place: int,
     predicted: bool,
@@ -203,7 +203,7 @@ def change_lane(
     return choose_lane(lanes, tokens, place, predicted, ordinary), credited
 
 
-def record_length(lanes: Any, tokens: float, place: int, true_tokens: int) -> None:  # noqa: ANN401
+def record_length(lanes: Any, tokens: float, place: int, true_tokens: int) -> None:
     """Add a finished job to the totals of predicted and true tokens."""
     lanes.all_predicted += lanes.unit * tokens
     lanes.all_true += lanes.unit * true_tokens

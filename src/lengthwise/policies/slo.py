@@ -171,7 +171,7 @@ class LatencyTarget:
 # state with the same fields.
 
 
-def count_arrival(state: Any) -> None:  # noqa: ANN401
+def count_arrival(state: Any) -> None:
     """Count a job that has arrived."""
     state.unit *= 1.0 + 1.0 / WINDOW_JOBS
     state.arrived += 1
@@ -187,14 +187,14 @@ def count_arrival(state: Any) -> None:  # noqa: ANN401
         state.unit = 1.0
 
 
-def charge_chosen(state: Any) -> None:  # noqa: ANN401
+def charge_chosen(state: Any) -> None:
     """Change the credit by the work of the chosen job, which is admitted."""
     work = state.chosen_work
     state.credit += -work if state.chosen_oldest else work * OLDEST_SHARE / (1.0 - OLDEST_SHARE)
     state.credit = max(0.0, state.credit)
 
 
-def record_length(state: Any, median: float, place: int, tokens: int) -> None:  # noqa: ANN401
+def record_length(state: Any, median: float, place: int, tokens: int) -> None:
     """Record the true length of a finished job, whose predicted one is in the bin `place`."""
     state.done += state.unit
     state.predicted[place] += state.unit * median
@@ -207,7 +207,7 @@ def record_length(state: Any, median: float, place: int, tokens: int) -> None:  
         state.true_per_predicted[number] = (state.true[number] + prior * scale) / (state.predicted[number] + prior)
 
 
-def observe_latency(state: Any, seconds: float) -> None:  # noqa: ANN401
+def observe_latency(state: Any, seconds: float) -> None:
     """Count what the jobs that have arrived since the last call would take under FCFS, and learn the target."""
     if state.arrived and state.done >= LEARNED_AFTER * state.unit:
         place = min(int(np.searchsorted(LATENCY_EDGES, seconds)), LATENCY_BINS - 1)

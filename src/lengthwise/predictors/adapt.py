@@ -144,7 +144,7 @@ def read_observed(path: Path, llm: str | None = None) -> Observed:
     )
 
 
-def _read(path: Path) -> Any:  # noqa: ANN401  (pyarrow has no types)
+def _read(path: Path) -> Any:  # pyarrow has no types
     import pyarrow as pa
     from pyarrow import csv
     from pyarrow import json as json_lines
@@ -162,7 +162,7 @@ def _read(path: Path) -> Any:  # noqa: ANN401  (pyarrow has no types)
         raise InputError(f"cannot be read: {str(error).splitlines()[0]}", source=path) from error
 
 
-def _check(rows: Any, field: str, lengths: list[list[int | None]], cut: list[list[bool | None]], path: Path) -> None:  # noqa: ANN401
+def _check(rows: Any, field: str, lengths: list[list[int | None]], cut: list[list[bool | None]], path: Path) -> None:
     from lengthwise.workloads.columns import refuse_where
 
     bad = np.array([not each or any(x is None or x < 1 for x in each) for each in lengths], bool)

@@ -124,7 +124,7 @@ class AskPredictor:
         }
         return str(self._call("/v1/chat/completions", body)["choices"][0]["message"]["content"] or "")
 
-    def _call(self, path: str, body: Mapping[str, Any] | None) -> Any:  # noqa: ANN401  (JSON)
+    def _call(self, path: str, body: Mapping[str, Any] | None) -> Any:  # JSON
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})  # noqa: S310
         try:

@@ -252,7 +252,7 @@ class EncoderPredictor:
         return [each.name for each in self.session.get_inputs()]
 
 
-def _session(model: bytes) -> Any:  # noqa: ANN401  (ONNX Runtime has no types)
+def _session(model: bytes) -> Any:  # ONNX Runtime has no types
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()

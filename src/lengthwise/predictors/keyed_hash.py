@@ -17,12 +17,12 @@ Hashes = NDArray[np.uint64]
 
 
 @inlined
-def _rotated(x: Any, bits: int) -> Any:  # noqa: ANN401  (a word)
+def _rotated(x: Any, bits: int) -> Any:  # a word
     return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
 
 
 @inlined
-def _round(v0: Any, v1: Any, v2: Any, v3: Any) -> tuple[Any, Any, Any, Any]:  # noqa: ANN401
+def _round(v0: Any, v1: Any, v2: Any, v3: Any) -> tuple[Any, Any, Any, Any]:
     v0 += v1
     v2 += v3
     v1, v3 = _rotated(v1, 13) ^ v0, _rotated(v3, 16) ^ v2

@@ -4,7 +4,7 @@
 cache line of `keys`. A new key replaces the least recently observed row of its set.
 """
 
-# ruff: noqa: ANN401  (Numba types the arguments)
+# Arguments are Any: Numba types them.
 
 from __future__ import annotations
 

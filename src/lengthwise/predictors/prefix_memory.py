@@ -166,7 +166,7 @@ class PrefixMemory:
         self._arrays = arrays
 
 
-def _is_sound(parts: dict[str, NDArray[Any]], like: Any) -> bool:  # noqa: ANN401
+def _is_sound(parts: dict[str, NDArray[Any]], like: Any) -> bool:
     keys, stats, learned, clock = (parts[name] for name in _KEPT)
     shaped = (
         keys.dtype == np.uint64

@@ -9,7 +9,7 @@ from typing import Any, Final
 _MODULES: Final = {"app": "application", "LengthwiseRequestRouter": "request_router"}
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401  (an attribute of a module that is imported here)
+def __getattr__(name: str) -> Any:  # an attribute of a module that is imported here
     if name not in _MODULES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

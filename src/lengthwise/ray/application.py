@@ -105,7 +105,7 @@ class ServeOptions(BaseModel):
 class Gateway:
     """The gateway's ASGI application with the deployment of engines as its only engine."""
 
-    def __init__(self, engines: Any, args: dict[str, Any]) -> None:  # noqa: ANN401  (a DeploymentHandle)
+    def __init__(self, engines: Any, args: dict[str, Any]) -> None:  # a DeploymentHandle
         self._engines = engines
         self._config = ServeOptions.of(args).gateway_config
 
@@ -113,7 +113,7 @@ class Gateway:
         return create_app(self._config, make_client=partial(HandleClient, self._engines))
 
 
-def app(args: dict[str, Any]) -> Any:  # noqa: ANN401  (a Ray Serve Application)
+def app(args: dict[str, Any]) -> Any:  # a Ray Serve Application
     """Return the application; `args` are `ServeOptions`."""
     options = ServeOptions.of(args)
     make_router(options.router)

@@ -130,7 +130,7 @@ class _ReplicaGoneError(ConnectionError):
 class _HandleAnswer:
     """An answer over a handle's stream (`engines.client.AnswerTransport`)."""
 
-    def __init__(self, stream: Any, silence_timeout_s: float, limit_s: float) -> None:  # noqa: ANN401  (Ray's class)
+    def __init__(self, stream: Any, silence_timeout_s: float, limit_s: float) -> None:  # Ray's class
         self.status = 0
         self.headers: Headers = []
         self._first = b""
@@ -164,7 +164,7 @@ class _HandleAnswer:
             self._ended = True
             self._stream.cancel()
 
-    async def _next(self) -> Any:  # noqa: ANN401  (AnswerHead, bytes, or None at the end)
+    async def _next(self) -> Any:  # AnswerHead, bytes, or None at the end
         """Return the next item; ConnectionError or TimeoutError if the replica or its engine fails."""
         try:
             silent_at = asyncio.get_running_loop().time() + self._silence_timeout_s
@@ -188,7 +188,7 @@ class HandleClient(EngineClient):
     A request whose replica is lost before the first byte of an answer is sent once more, to another one.
     """
 
-    def __init__(self, handle: Any, url: str, **options: Any) -> None:  # noqa: ANN401  (a DeploymentHandle)
+    def __init__(self, handle: Any, url: str, **options: Any) -> None:  # a DeploymentHandle
         super().__init__(url, **options)
         self._handle = handle.options(stream=True)
         self._silence_timeout_s: float = options["silence_timeout_s"]

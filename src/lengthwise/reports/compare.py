@@ -94,7 +94,7 @@ def compare(
     fleet: Fleet | str | None = None,
     predictor: str | None = None,
     seed: int = 0,
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> Comparison:
     """Compare outcomes of the same workload, or simulate policies by name on one workload and fleet and compare them.
 

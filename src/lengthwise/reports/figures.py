@@ -116,7 +116,7 @@ def boxes(axes: Axes, values: Mapping[str, Array]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def legend(axes: Axes, **options: Any) -> None:  # noqa: ANN401
+def legend(axes: Axes, **options: Any) -> None:
     """Draw the legend."""
     axes.legend(**{"handlelength": 1.6, "borderaxespad": 0.4, **options})
 

@@ -217,7 +217,7 @@ def colours(names: Iterable[str], baseline: str = _POLICIES[0]) -> dict[str, str
 _ABOVE: Final = {"x": 0, "y": 1.0, "xanchor": "left", "yanchor": "bottom", "yshift": 4, "showarrow": False}
 
 
-def axis(title: str, **settings: Any) -> dict[str, Any]:  # noqa: ANN401  (Plotly's own)
+def axis(title: str, **settings: Any) -> dict[str, Any]:  # Plotly's own
     """An axis with a title; Plotly 3's JavaScript takes no bare string for one."""
     return {"title": {"text": title}, **settings}
 

@@ -150,7 +150,7 @@ class ReportedRun:
         )
 
 
-def _number(value: Any) -> float:  # noqa: ANN401  (null in JSON is NaN)
+def _number(value: Any) -> float:  # null in JSON is NaN
     return math.nan if value is None else float(value)
 
 

@@ -115,7 +115,7 @@ def to_json(result: object) -> str:
     return json.dumps(_plain(result), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  (any tree of values)
+def _plain(value: Any) -> Any:  # any tree of values
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):

@@ -186,7 +186,7 @@ def log_t_moments(mu: float, sigma: float, cap: float) -> tuple[float, float]:
 
 
 @inlined
-def remaining_after(job: Any, generated: float, observed: Int) -> float:  # noqa: ANN401
+def remaining_after(job: Any, generated: float, observed: Int) -> float:
     """Return the expected tokens after `generated`, at least one."""
     if generated <= 0.0:
         return max(1.0, job[TOKENS])
@@ -200,7 +200,7 @@ def remaining_after(job: Any, generated: float, observed: Int) -> float:  # noqa
 
 
 @inlined
-def rise(jobs: Floats, links: Ints, heap: Any, place: Int) -> None:  # noqa: ANN401
+def rise(jobs: Floats, links: Ints, heap: Any, place: Int) -> None:
     """Move a job up its heap."""
     job = heap[place]
     while place > 0:
@@ -215,7 +215,7 @@ def rise(jobs: Floats, links: Ints, heap: Any, place: Int) -> None:  # noqa: ANN
 
 
 @inlined
-def sink(jobs: Floats, links: Ints, heap: Any, place: Int, size: Int) -> None:  # noqa: ANN401
+def sink(jobs: Floats, links: Ints, heap: Any, place: Int, size: Int) -> None:
     """Move a job down its heap."""
     job = heap[place]
     while 2 * place + 1 < size:
@@ -232,7 +232,7 @@ def sink(jobs: Floats, links: Ints, heap: Any, place: Int, size: Int) -> None:  
 
 
 @inlined
-def list_append(links: Ints, ends: Any, job: Int, before: Int, after: Int) -> None:  # noqa: ANN401
+def list_append(links: Ints, ends: Any, job: Int, before: Int, after: Int) -> None:
     """Append a job to a doubly linked list, whose links are two columns of `links`."""
     links[job, before], links[job, after] = ends[LAST], NONE
     if ends[LAST] == NONE:
@@ -243,7 +243,7 @@ def list_append(links: Ints, ends: Any, job: Int, before: Int, after: Int) -> No
 
 
 @inlined
-def list_remove(links: Ints, ends: Any, job: Int, before: Int, after: Int) -> None:  # noqa: ANN401
+def list_remove(links: Ints, ends: Any, job: Int, before: Int, after: Int) -> None:
     """Remove a job from a list."""
     if links[job, before] == NONE:
         ends[FIRST] = links[job, after]

@@ -312,7 +312,7 @@ class Fleet:
             engines += [find_engine(name)] * count
         return cls(tuple(engines))
 
-    def limited_to(self, **limits: Any) -> Fleet:  # noqa: ANN401  (fields of EngineSpec)
+    def limited_to(self, **limits: Any) -> Fleet:  # fields of EngineSpec
         """Return the same engines with other values of these fields of EngineSpec; None keeps a field."""
         changes = {name: value for name, value in limits.items() if value is not None}
         return Fleet(tuple(replace(engine, **changes) for engine in self.engines))

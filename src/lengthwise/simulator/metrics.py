@@ -190,7 +190,7 @@ def summarise(
     )
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  (numbers and dictionaries of numbers)
+def _plain(value: Any) -> Any:  # numbers and dictionaries of numbers
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple):

@@ -130,7 +130,7 @@ class Outcome:
         engines: Sequence[EngineOutcome],
         *,
         resubmissions: NDArray[np.int64] | None = None,
-        **known: Any,  # noqa: ANN401  (further fields)
+        **known: Any,  # further fields
     ) -> Outcome:
         """Take the columns from the engines' records."""
         return cls(

@@ -20,16 +20,16 @@ from lengthwise.specs import split_specs
 from lengthwise.workloads.traces import Source
 
 
-def _listed(value: Any) -> Any:  # noqa: ANN401  (any YAML value, or an option that is not given)
+def _listed(value: Any) -> Any:  # any YAML value, or an option that is not given
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def separated(value: Any) -> Any:  # noqa: ANN401
+def separated(value: Any) -> Any:
     """Split a text at the commas between its specs; repeats count once."""
     return list(dict.fromkeys(split_specs(value))) if isinstance(value, str) else _listed(value)
 
 
-def numbers(value: Any) -> Any:  # noqa: ANN401
+def numbers(value: Any) -> Any:
     """Return the numbers of a text that separates them by commas; a list as it is."""
     try:
         return [float(part) for part in separated(value)]
@@ -37,7 +37,7 @@ def numbers(value: Any) -> Any:  # noqa: ANN401
         raise InputError(f"'{value}'", hint="give numbers separated by commas") from error
 
 
-def _times(value: Any) -> Any:  # noqa: ANN401
+def _times(value: Any) -> Any:
     """Read microseconds, or ROUTER=MICROSECONDS separated by commas."""
     if not isinstance(value, str):
         return value

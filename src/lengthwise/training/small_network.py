@@ -33,7 +33,7 @@ def standardise(inputs: Floats, clip: float) -> tuple[Floats, dict[str, Floats]]
     return np.clip((inputs - centre) / spread, -clip, clip), {"centre": centre, "spread": spread}
 
 
-def train_network(network: Any, rows: Any, loss: Callable[[Any], Any], recipe: Recipe) -> None:  # noqa: ANN401
+def train_network(network: Any, rows: Any, loss: Callable[[Any], Any], recipe: Recipe) -> None:
     """Minimise `loss`, a function of row numbers, over a count of rows or these rows; the generator is torch's."""
     chosen = torch.arange(rows) if isinstance(rows, int) else rows
     optimiser = torch.optim.AdamW(network.parameters(), recipe.rate, weight_decay=recipe.decay)
@@ -48,6 +48,6 @@ def train_network(network: Any, rows: Any, loss: Callable[[Any], Any], recipe: R
             schedule.step()
 
 
-def arrays(**tensors: Any) -> dict[str, Floats]:  # noqa: ANN401
+def arrays(**tensors: Any) -> dict[str, Floats]:
     """Return tensors as arrays of their own."""
     return {name: value.detach().numpy().copy() for name, value in tensors.items()}

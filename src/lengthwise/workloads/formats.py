@@ -147,7 +147,7 @@ def _number(cell: str, kind: pa.DataType) -> str | float | None:
         return cell
 
 
-def _value(value: Any, field: pa.Field, path: Path, row: int) -> Any:  # noqa: ANN401
+def _value(value: Any, field: pa.Field, path: Path, row: int) -> Any:
     """Return the value if it has the right type; Arrow would truncate 1.5 tokens to 1."""
     try:
         scalar = pa.scalar(value, field.type)
@@ -323,7 +323,7 @@ def read_sharegpt(path: Path, count_tokens: Callable[[str], int] | None = None) 
     return Parsed(table, block_size=BLOCK_TOKENS, left_out=rules)
 
 
-def _pairs(turns: Any, path: Path, row: int, left_out: Counter[str]) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+def _pairs(turns: Any, path: Path, row: int, left_out: Counter[str]) -> Iterator[tuple[str, str]]:
     """Yield each answered human turn: the conversation up to it, and the answer."""
     history = ""
     asked = False
@@ -340,7 +340,7 @@ def _pairs(turns: Any, path: Path, row: int, left_out: Counter[str]) -> Iterator
     left_out[_NO_ANSWER] += asked
 
 
-def _turns(turns: Any, path: Path, row: int) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+def _turns(turns: Any, path: Path, row: int) -> Iterator[tuple[str, str]]:
     if not isinstance(turns, list):
         raise InputError("no list of turns", source=path, row=row, field="conversations", hint=_SHAREGPT_SHAPE)
     for turn in turns:

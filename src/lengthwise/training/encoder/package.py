@@ -183,13 +183,13 @@ def _card(prepared: Prepared, figures: dict[str, Any]) -> dict[str, Any]:
 class RowEmbedding(nn.Module):  # type: ignore[misc]  # the type checker does not see torch
     """An embedding in int8 with one scale per row: a quarter of the size, and rare words keep their precision."""
 
-    def __init__(self, weight: Any) -> None:  # noqa: ANN401  (tensors are Any without torch's types)
+    def __init__(self, weight: Any) -> None:  # tensors are Any without torch's types
         super().__init__()
         scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127.0
         self.register_buffer("scale", scale)
         self.register_buffer("rows", torch.round(weight / scale).to(torch.int8))
 
-    def forward(self, ids: Any) -> Any:  # noqa: ANN401
+    def forward(self, ids: Any) -> Any:
         """Return the vectors of these rows."""
         return self.rows[ids].float() * self.scale[ids]
 
@@ -200,7 +200,7 @@ class FusedAttention(nn.Module):  # type: ignore[misc]
     The operator saves 7 % of a prompt's time at 512 tokens (x86) and next to nothing at 256 and fewer.
     """
 
-    def __init__(self, attention: Any) -> None:  # noqa: ANN401  (transformers' BertSelfAttention)
+    def __init__(self, attention: Any) -> None:  # transformers' BertSelfAttention
         super().__init__()
         self.heads = attention.num_attention_heads
         parts = (attention.query, attention.key, attention.value)
@@ -208,7 +208,7 @@ class FusedAttention(nn.Module):  # type: ignore[misc]
         self.qkv.weight.data = torch.cat([part.weight.data for part in parts])
         self.qkv.bias.data = torch.cat([part.bias.data for part in parts])
 
-    def forward(self, hidden_states: Any, **_: Any) -> tuple[Any, None]:  # noqa: ANN401
+    def forward(self, hidden_states: Any, **_: Any) -> tuple[Any, None]:
         """Return what each token attends to; a served prompt has no padding and no dropout."""
         return _Fused.apply(*self.qkv(hidden_states).chunk(3, dim=-1), self.heads), None
 
@@ -217,12 +217,12 @@ class _Fused(torch.autograd.Function):  # type: ignore[misc]
     """Exports as an operator that torch does not have."""
 
     @staticmethod
-    def forward(_: Any, q: Any, k: Any, v: Any, heads: int) -> Any:  # noqa: ANN401
+    def forward(_: Any, q: Any, k: Any, v: Any, heads: int) -> Any:
         q, k, v = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (q, k, v))
         return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
     @staticmethod
-    def symbolic(graph: Any, q: Any, k: Any, v: Any, heads: int) -> Any:  # noqa: ANN401
+    def symbolic(graph: Any, q: Any, k: Any, v: Any, heads: int) -> Any:
         attended = graph.op("com.microsoft::MultiHeadAttention", q, k, v, num_heads_i=heads)
         attended.setType(q.type())
         return attended
@@ -278,7 +278,7 @@ def _quantised(model: bytes) -> bytes:
         return _half_precision(onnx.load(after))
 
 
-def _half_precision(model: Any) -> bytes:  # noqa: ANN401  (a message of onnx)
+def _half_precision(model: Any) -> bytes:  # a message of onnx
     """Store the remaining float tensors in 16 bits; they are widened once, when the graph is loaded."""
     import onnx
     from onnx import numpy_helper

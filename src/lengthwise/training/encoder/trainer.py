@@ -121,7 +121,7 @@ def prompt_weights(pack: Pack, kind: str) -> NDArray[np.float32]:
     return weights
 
 
-def make_optimiser(network: LengthNetwork, config: TrainingConfig, *, fused: bool) -> Any:  # noqa: ANN401
+def make_optimiser(network: LengthNetwork, config: TrainingConfig, *, fused: bool) -> Any:
     """Return AdamW with a rate for the head and rates that fall towards the encoder's bottom layer."""
     settings = config.optimiser
     layers = network.backbone.groups()
@@ -241,11 +241,11 @@ class Trainer:
                 break
         return float(torch.stack(losses_seen).mean())
 
-    def _autocast(self) -> Any:  # noqa: ANN401  (torch's types are not seen)
+    def _autocast(self) -> Any:  # torch's types are not seen
         kind = self.device.split(":")[0]
         return torch.autocast(kind, torch.bfloat16, enabled=kind != "cpu")
 
-    def _loss(self, prompts: NDArray[np.int64]) -> Any:  # noqa: ANN401  (tensors are Any without torch's types)
+    def _loss(self, prompts: NDArray[np.int64]) -> Any:  # tensors are Any without torch's types
         batch = self.tensors.batch(prompts)
         ids, share = batch.ids, self.config.regularisation.token_mask
         if share:

@@ -89,7 +89,7 @@ def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwor
         torch.manual_seed(number)
         net = _Net(x.shape[1], known, names.shape[1], recipe)
 
-        def loss(rows: Any, net: _Net = net) -> Any:  # noqa: ANN401
+        def loss(rows: Any, net: _Net = net) -> Any:
             count = start[rows + 1] - start[rows]
             owner = torch.repeat_interleave(torch.arange(len(rows)), count)
             first = torch.cumsum(count, 0) - count
@@ -119,7 +119,7 @@ class _Net(nn.Module):  # type: ignore[misc]  # the type checker does not see to
         self.d = nn.Linear(recipe.hidden, OUTPUTS, bias=False)
         self.drop_input, self.drop = nn.Dropout(recipe.input_dropout), nn.Dropout(recipe.dropout)
 
-    def forward(self, x: Any, prompt: Any, row: Any, names: Any) -> Any:  # noqa: ANN401
+    def forward(self, x: Any, prompt: Any, row: Any, names: Any) -> Any:
         z = self.drop(torch.relu(self.a(self.drop_input(x))))
         # The part of a prompt is computed once, not once for each pair.
         h = torch.relu(self.b(z)[prompt] + self.v(self.identity.weight)[row] + self.v(self.k(names)))
@@ -134,18 +134,18 @@ class _Net(nn.Module):  # type: ignore[misc]  # the type checker does not see to
 
 
 def _loss(
-    y: Any,  # noqa: ANN401
-    lengths: Any,  # noqa: ANN401
-    censored: Any,  # noqa: ANN401
-    soft: Any,  # noqa: ANN401
-    levels: Any,  # noqa: ANN401
-    weight: Any,  # noqa: ANN401
+    y: Any,
+    lengths: Any,
+    censored: Any,
+    soft: Any,
+    levels: Any,
+    weight: Any,
     soft_weight: float,
-) -> Any:  # noqa: ANN401
+) -> Any:
     mu, log_sigma = y[..., 0] + levels, (y[..., 1] + SIGMA_AT_ZERO).clamp(-4.0, 2.0)
     log_mean, log_std = y[..., 2] + levels, y[..., 3] + levels - STD_BELOW_MEAN
 
-    def distance(about: Any, mean: Any, std: Any) -> Any:  # noqa: ANN401
+    def distance(about: Any, mean: Any, std: Any) -> Any:
         return (mu - about).abs() + 0.5 * (log_mean - mean).abs() + 0.5 * (log_std - std).abs()
 
     targets = make_targets(lengths, censored)
@@ -162,7 +162,7 @@ def _loss(
     return _mean(labelled, targets.weight * weight) + soft_weight * _mean(taught, known * weight)
 
 
-def _mean(each: Any, where: Any) -> Any:  # noqa: ANN401
+def _mean(each: Any, where: Any) -> Any:
     return (each * where).sum() / where.sum().clamp(min=1e-3)
 
 

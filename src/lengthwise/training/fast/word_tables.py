@@ -174,21 +174,21 @@ def learn_tables(
     return Learned(tables, out_of_fold)
 
 
-def _counts(pages: Sequence[PromptText], size: int) -> Any:  # noqa: ANN401  (SciPy's sparse arrays have no public type)
+def _counts(pages: Sequence[PromptText], size: int) -> Any:  # SciPy's sparse arrays have no public type
     found = [terms(page.words, size) for page in pages]
     starts = np.concatenate([[0], np.cumsum([len(distinct) for distinct in found])])
     shape = (len(pages), size + PAIRS)
     return sparse.csr_array((np.ones(starts[-1]), np.concatenate(found), starts), shape=shape)
 
 
-def _weigh(counts: Any, rarity: NDArray[Any]) -> Any:  # noqa: ANN401
+def _weigh(counts: Any, rarity: NDArray[Any]) -> Any:
     """Weigh terms by rarity, pages to length 1, as `WordTables.describe` does."""
     weighted = counts @ sparse.diags_array(rarity.astype(np.float64))
     norms = np.sqrt(np.asarray(weighted.multiply(weighted).sum(axis=1)).ravel())
     return sparse.csr_array(sparse.diags_array(1.0 / (norms + 1e-6)) @ weighted)
 
 
-def _ridge(weights: Any, effect: Doubles, scale: Doubles) -> Doubles:  # noqa: ANN401
+def _ridge(weights: Any, effect: Doubles, scale: Doubles) -> Doubles:
     """Slopes without the intercept, which the network's standardisation removes; a row counts by its squared scale."""
     centred = scale * (effect - np.average(effect, weights=scale**2))
     return np.asarray(lsqr(sparse.diags_array(scale) @ weights, centred, damp=_RIDGE**0.5, iter_lim=60)[0])

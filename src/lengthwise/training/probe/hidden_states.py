@@ -83,7 +83,7 @@ class Collected:
 
 
 def answer_all(
-    model: Any,  # noqa: ANN401  (a causal LLM of transformers)
+    model: Any,  # a causal LLM of transformers
     prompts: Sequence[Sequence[int]],
     ends: Sequence[int],
     settings: AnswerSettings,
@@ -107,14 +107,14 @@ def answer_all(
 
 
 def _catch(seen: dict[int, Any], layer: int) -> Callable[..., None]:
-    def hook(module: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401
+    def hook(module: Any, inputs: Any, output: Any) -> None:
         seen[layer] = (output[0] if isinstance(output, tuple) else output)[:, -1]
 
     return hook
 
 
 def _answer(
-    model: Any,  # noqa: ANN401
+    model: Any,
     prompts: Sequence[Sequence[int]],
     numbers: Sequence[int],
     ends: Sequence[int],
@@ -163,7 +163,7 @@ def _collect(
     collected: Collected,
     numbers: list[int],
     generated: int,
-    logits: Any,  # noqa: ANN401
+    logits: Any,
     seen: dict[int, Any],
 ) -> None:
     log_share = torch.log_softmax(logits, dim=-1)
@@ -174,7 +174,7 @@ def _collect(
         states.extend(seen[layer].to(torch.float16).cpu().numpy())
 
 
-def _penalised(logits: Any, counts: Any, in_prompt: Any, settings: AnswerSettings) -> Any:  # noqa: ANN401
+def _penalised(logits: Any, counts: Any, in_prompt: Any, settings: AnswerSettings) -> Any:
     if settings.repetition_penalty != 1.0:
         factor = settings.repetition_penalty
         lower = torch.where(logits > 0, logits / factor, logits * factor)
@@ -182,7 +182,7 @@ def _penalised(logits: Any, counts: Any, in_prompt: Any, settings: AnswerSetting
     return logits - settings.frequency_penalty * counts
 
 
-def _sampled(logits: Any, settings: AnswerSettings) -> Any:  # noqa: ANN401
+def _sampled(logits: Any, settings: AnswerSettings) -> Any:
     """Sample the next token of each row from the smallest set with probability top_p."""
     if settings.temperature == 0.0:
         return logits.argmax(dim=-1)
@@ -265,7 +265,7 @@ def load_llm(name: str) -> tuple[Any, Any]:
     return llm, tokenizer
 
 
-def prompt_ids(tokenizer: Any, text: str) -> list[int]:  # noqa: ANN401
+def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     """Return one user turn in the chat template, cut if long; without a template, the text."""
     cut = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)[:LONGEST_PROMPT])
     if tokenizer.chat_template is None:
@@ -274,7 +274,7 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:  # noqa: ANN401
     return list(tokenizer.encode(turn, add_special_tokens=False))
 
 
-def _ends(llm: Any, tokenizer: Any) -> list[int]:  # noqa: ANN401
+def _ends(llm: Any, tokenizer: Any) -> list[int]:
     """Ids that end an answer."""
     named = llm.generation_config.eos_token_id
     ids = [tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])]

@@ -120,7 +120,7 @@ def fit(states: States, rows: Mask, layer: int, bins: Bins, inputs: Sequence[str
         torch.manual_seed(recipe.seed * 100 + number)
         net = _Net(x.shape[1], extra.shape[1], len(bins), recipe)
 
-        def loss(batch: Any, net: _Net = net) -> Any:  # noqa: ANN401
+        def loss(batch: Any, net: _Net = net) -> Any:
             each = _negative_log_likelihood(net(x[batch]), target[batch], cut[batch])
             return (each * weight[batch]).sum() / weight[batch].sum()
 
@@ -137,7 +137,7 @@ class _Net(nn.Module):  # type: ignore[misc]  # the type checker does not see to
         self.skip = nn.Linear(inputs, bins, bias=False)
         self.drop_input, self.drop = nn.Dropout(recipe.input_dropout), nn.Dropout(recipe.dropout)
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401
+    def forward(self, x: Any) -> Any:
         state, extra = x[:, : -self.inputs], x[:, -self.inputs :]
         hidden = torch.relu(self.a(torch.cat([self.drop_input(state), extra], dim=1)))
         return self.b(self.drop(hidden)) + self.skip(extra)
@@ -148,7 +148,7 @@ class _Net(nn.Module):  # type: ignore[misc]  # the type checker does not see to
         )  # fmt: skip
 
 
-def _negative_log_likelihood(logits: Any, target: Any, cut: Any) -> Any:  # noqa: ANN401
+def _negative_log_likelihood(logits: Any, target: Any, cut: Any) -> Any:
     """Negative log likelihood of the bin; for a capped answer, of that bin and all above."""
     log_mass = torch.log_softmax(logits, dim=1)
     exact = log_mass.gather(1, target[:, None])[:, 0]
@@ -185,7 +185,7 @@ def learn_correction(states: States) -> Correction:
     length, cut = np.log((some.generated + some.remaining)[first]), some.capped[first]
     mu, sigma = some.mu[first], some.sigma[first]
 
-    def loss(numbers: Any) -> float:  # noqa: ANN401  (an array of scipy)
+    def loss(numbers: Any) -> float:  # an array of scipy
         shift, slope, spread = numbers
         scale = np.exp(spread) * sigma
         z = (length - shift - slope * mu) / scale
