@@ -100,6 +100,15 @@ def test_only_the_llms_that_get_better_are_changed(tmp_path: Path) -> None:
     assert median(out, "Hi", "good") > median("fast", "Hi", "good") + 0.7
 
 
+def test_an_llm_whose_answers_are_cut_off_does_not_stop_the_others(tmp_path: Path) -> None:
+    cut = [row._replace(model="cut", output_tokens=5, censored=True, finish_reason="length") for row in made(100)]
+    out = tmp_path / "my.lw"
+    found = adapt_traffic("fast", traffic([*cut, *made(200, shift=1.0)]), out)
+    assert ([each.llm for each in found.llms], found.cut_off, found.written) == (["m"], ("cut",), True)
+    with pytest.raises(InputError, match="made up: cut: 80 of 80 answers are cut off"):
+        adapt_traffic("fast", traffic(cut), out)
+
+
 def test_too_few_lengths_or_those_of_another_predictor_are_an_input_error(tmp_path: Path) -> None:
     for rows in (made(5), made(200, predictor="other.lw"), [row._replace(output_tokens=None) for row in made(50)]):
         with pytest.raises(InputError, match="too few lengths"):

@@ -15,7 +15,7 @@ from scipy import special
 
 from lengthwise.errors import InputError
 from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput
-from lengthwise.predictors.calibration import Calibration, OnlineCalibrated, fit_calibration
+from lengthwise.predictors.calibration import Calibration, CensoredError, OnlineCalibrated, fit_calibration
 from lengthwise.predictors.scores import coverage as inside
 
 NU = 3.5
@@ -170,7 +170,7 @@ def test_too_few_prompts_or_columns_of_different_lengths_are_refused() -> None:
 def test_an_error_names_answers_that_are_cut_off_where_there_are_enough_prompts() -> None:
     predictions, lengths = world(9, 50, samples=1)
     cut = np.arange(50)[:, None] < 45
-    with pytest.raises(InputError, match="45 of 50 answers are cut off, too many to calibrate"):
+    with pytest.raises(CensoredError, match="45 of 50 answers are cut off, too many to calibrate"):
         fit_calibration(predictions, ["m"] * 50, np.where(cut, 1e9, lengths), censored=cut)
 
 

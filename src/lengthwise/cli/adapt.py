@@ -148,5 +148,7 @@ def _traffic_table(found: TrafficAdaptation) -> Table:
     ]
     if found.too_few:
         notes.append("too few lengths: " + ", ".join(f"{llm} ({count})" for llm, count in found.too_few.items()))
+    if found.cut_off:
+        notes.append("too many answers cut off: " + ", ".join(found.cut_off))
     begins = frozenset(range(2, len(rows), 2))
     return Table(f"{found.base}, adapted to traffic", ["", *SCORE_COLUMNS], rows, notes, begins)

@@ -29,7 +29,7 @@ from lengthwise.predictors.adapt import (
     taken_apart,
     to_part,
 )
-from lengthwise.predictors.calibration import Adjustment
+from lengthwise.predictors.calibration import Adjustment, CensoredError
 from lengthwise.predictors.contract import PredictionInput, as_logt
 from lengthwise.predictors.corrections import corrected, fit_corrections
 from lengthwise.predictors.logged_traffic import MEMORY_NAME, PREDICTOR_NAME, Floats, LoggedTraffic, Mask
@@ -81,6 +81,8 @@ class TrafficAdaptation:
     llms: tuple[Adaptation, ...]
     too_few: Mapping[str, int]
     """LLMs with fewer lengths than needed, and how many they have."""
+    cut_off: tuple[str, ...]
+    """LLMs with too many answers that are cut off."""
     written: bool
 
 
@@ -109,17 +111,25 @@ class _Adapting:
 
     def run(self, out: Path, *, force: bool) -> TrafficAdaptation:
         found, fitted, too_few = [], [], {}
+        cut_off: dict[str, CensoredError] = {}
         names = sorted(set(self._traffic.model.tolist()))
         for number, llm in enumerate(names):
             self._progress(llm, number / len(names))
             rows = self._traffic.take(self._traffic.model == llm)
-            one = self._with_text(llm, rows) or self._without_text(llm, rows)
+            try:
+                one = self._with_text(llm, rows) or self._without_text(llm, rows)
+            except CensoredError as error:
+                cut_off[llm] = error
+                continue
             if one is None:
                 too_few[llm] = len(rows)
                 continue
             found.append(one[0])
             if one[0].better or force:
                 fitted.append(one[1])
+        if not found and cut_off:
+            llm, cause = next(iter(cut_off.items()))
+            raise InputError(f"{llm}: {cause.problem}", source=self._traffic.origin, hint=cause.hint)
         if not found:
             raise InputError(
                 "too few lengths: " + (", ".join(f"{llm} {n}" for llm, n in too_few.items()) or "none"),
@@ -129,7 +139,7 @@ class _Adapting:
             )
         if fitted:
             self._write(out, fitted, found)
-        return TrafficAdaptation(self._name, tuple(found), too_few, bool(fitted))
+        return TrafficAdaptation(self._name, tuple(found), too_few, tuple(cut_off), bool(fitted))
 
     def _with_text(self, llm: str, rows: LoggedTraffic) -> tuple[Adaptation, _Fitted] | None:
         """Fit a mixture to the requests with text; None if there are too few."""

@@ -95,6 +95,10 @@ class Calibration:
         return cls(Adjustment(**state["others"]), by_llm, float(state["nu"]))
 
 
+class CensoredError(InputError):
+    """Too many answers are cut off for a calibration."""
+
+
 def fit_calibration(
     predictions: Predictions,
     llms: Sequence[str],
@@ -118,13 +122,11 @@ def fit_calibration(
     names = np.array(llms, dtype=object)
     pooled = rows.spread(levels)
     if pooled is None:
-        if rows.prompts < rows.least(levels):
-            problem, hint = f"{rows.prompts} prompts are too few", f"give at least {rows.least(levels)}"
-        else:
-            cut = int((rows.censored & rows.present).sum())
-            problem = f"{cut} of {int(rows.present.sum())} answers are cut off, too many"
-            hint = "give lengths with a larger max_tokens"
-        raise InputError(f"{problem} to calibrate", hint=hint)
+        if rows.prompts < (least := rows.least(levels)):
+            raise InputError(f"{rows.prompts} prompts are too few to calibrate", hint=f"give at least {least}")
+        cut, answers = int((rows.censored & rows.present).sum()), int(rows.present.sum())
+        problem = f"{cut} of {answers} answers are cut off, too many to calibrate"
+        raise CensoredError(problem, hint="give lengths with a larger max_tokens")
     own = {llm: rows.take(names == llm).spread(levels) for llm in sorted(set(llms))}
     known = {llm: each for llm, each in own.items() if each is not None}
     nu = logt.nu
