@@ -173,12 +173,18 @@ def test_the_base_predicts_each_known_llm_once() -> None:
 
 
 def test_mixtures_are_stored_and_read_back_and_a_broken_part_is_named() -> None:
-    tilt = Tilt(*(np.arange(12, dtype=np.float64) + n for n in range(3)))
+    tilt = Tilt(*(np.arange(12, dtype=np.float64) + n for n in range(5)))
     data = to_part({"m": Mixture(HALF.weights, HALF.likeness, 0.3, 1.2, tilt)}, worlds.KNOWN)
     again = from_part(data, worlds.KNOWN, "here")["m"]
     assert again.weights.tolist() == HALF.weights.tolist()
     assert (again.shift, again.factor) == (0.3, 1.2)
     assert again.tilt.spread.tolist() == tilt.spread.tolist()
+    assert np.array_equal(again.tilt.low, tilt.low)
+    assert np.array_equal(again.tilt.high, tilt.high)
+    tree = json.loads(data)
+    tree["m"]["tilt"] = {kind: numbers[:3] for kind, numbers in tree["m"]["tilt"].items()}
+    earlier = from_part(json.dumps(tree).encode(), worlds.KNOWN, "here")["m"].tilt  # of an earlier version
+    assert (earlier.spread.tolist(), earlier.low, earlier.high) == (tilt.spread.tolist(), -3.0, 3.0)
     for broken, llms in ((b"{", worlds.KNOWN), (b'{"m": {}}', worlds.KNOWN), (data, (*worlds.KNOWN, "another"))):
         with pytest.raises(InputError, match=r"adapted\.json.*adapt it again"):
             from_part(broken, llms, "here")

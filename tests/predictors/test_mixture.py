@@ -86,6 +86,22 @@ def test_extreme_features_are_clipped() -> None:
     assert found.tilt.units(known.kinds).max() <= 3.0
 
 
+def test_a_prompt_unlike_those_learned_from_is_predicted_widely_and_within_their_lengths() -> None:
+    rng = np.random.default_rng(0)
+    forms = ("In one word: {}", "Write a long essay about {}")
+    asked = [forms[i % 2].format(" ".join(rng.choice(["cats", "queues", "rain", "coffee"], 4))) for i in range(100)]
+    lengths = np.where(np.arange(100) % 2, 700, 6) * np.exp(0.2 * rng.standard_normal(100))
+    prompts = worlds.texts(100)
+    found = fit(worlds.answers(prompts, lengths, kinds=kinds(asked)))
+    other = ["", "Why is the sky blue?", "x" * 1_000_000, "def f(x):\n    return x\n" * 50, "Write " * 40]
+    known = worlds.answers(prompts[: len(other)], np.ones(len(other)))
+    _, narrow = found.apply(known.mu, known.sigma, kinds(asked[: len(other)]))
+    mu, wide = found.apply(known.mu, known.sigma, kinds(other))
+    assert wide.min() > 2 * narrow.max()
+    assert wide.max() <= 1.5
+    assert np.log(2) < mu.min() <= mu.max() < np.log(2100)
+
+
 @pytest.mark.parametrize("count", [30, 100])
 def test_intervals_have_their_nominal_coverage_after_few_lengths(count: int) -> None:
     covered = []

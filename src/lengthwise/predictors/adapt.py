@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -262,8 +262,8 @@ def to_part(adapted: Mapping[str, Mixture], llms: Sequence[str]) -> bytes:
             "shift": each.shift,
             "factor": each.factor,
             "tilt": {
-                kind: [float(each.tilt.weights[i]), float(each.tilt.centre[i]), float(each.tilt.spread[i])]
-                for i, kind in enumerate(NAMES)
+                kind: numbers.tolist()
+                for kind, numbers in zip(NAMES, np.stack(np.broadcast_arrays(*astuple(each.tilt)), axis=1), strict=True)
             },
         }
         for name, each in adapted.items()

@@ -4,11 +4,12 @@ With mu_l and sigma_l the prediction for known LLM l, and y the log of a length:
 
     y = shift + sum_l weight_l * mu_l + tilt(kind) + factor * sigma * T,    sigma = prod_l sigma_l ^ likeness_l
 
-with T Student-t and `tilt` linear in the features of the prompt (`kinds`). `likeness` is the share of each known LLM by
-the names (`llm_names`): ridge penalties draw the weights to it and the tilt to 0. Fits with several penalty strengths
-maximise the penalised likelihood, in which a censored answer contributes its survival; they are averaged by their
-likelihood on held-out folds. So a hundred lengths of an unusual LLM move the weights far, and those of an LLM like its
-family hardly at all. The factor is split conformal on the errors for held-out prompts.
+with T Student-t and `tilt` linear in the features of the prompt (`kinds`), within their range in the prompts learned
+from. For a prompt outside of it the spread grows, by the tilt that is left out, and is not narrowed. `likeness` is the
+share of each known LLM by the names (`llm_names`): ridge penalties draw the weights to it and the tilt to 0. Fits with
+several penalty strengths maximise the penalised likelihood, in which a censored answer contributes its survival; they
+are averaged by their likelihood on held-out folds. So a hundred lengths of an unusual LLM move the weights far, and
+those of an LLM like its family hardly at all. The factor is split conformal on the errors for held-out prompts.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _LOG_SCALES: Final = (-3.0, 3.0)
 """Bounds of the log scale: a few lengths that fit by chance do not make predictions exact."""
 _CLIP: Final = 3.0
 """Features are clipped at this number of standard deviations."""
+_MOST_SIGMA: Final = 1.5
+"""The spread of a prompt unlike those learned from grows to at most this."""
 _BY_PROMPT: Final = ("mu", "sigma", "kinds", "lengths", "present", "censored")
 
 
@@ -77,16 +80,28 @@ class Tilt:
     weights: Floats
     centre: Floats
     spread: Floats
+    low: Floats | float = -_CLIP
+    """The smallest standardised feature of those prompts; a file of an earlier version has none."""
+    high: Floats | float = _CLIP
 
     @classmethod
     def of(cls, kinds: Floats) -> Tilt:
         """Return zero weights, standardised by these prompts."""
-        return cls(np.zeros(kinds.shape[1]), kinds.mean(axis=0), kinds.std(axis=0) + 1e-3)
+        tilt = cls(np.zeros(kinds.shape[1]), kinds.mean(axis=0), kinds.std(axis=0) + 1e-3)
+        features = tilt._features(kinds)
+        return replace(tilt, low=features.min(axis=0), high=features.max(axis=0))
+
+    def _features(self, kinds: Floats) -> Floats:
+        return np.clip((kinds - self.centre) / self.spread, -_CLIP, _CLIP)
 
     def units(self, kinds: Floats) -> Floats:
-        """Return the standardised features (n, kinds), of norm 1 for an average prompt."""
-        units = np.clip((kinds - self.centre) / self.spread, -_CLIP, _CLIP)
-        return np.asarray(units / np.sqrt(len(self.centre)))
+        """Return the standardised features (n, kinds), in the range learned from; of norm 1 for an average prompt."""
+        return np.asarray(np.clip(self._features(kinds), self.low, self.high) / np.sqrt(len(self.centre)))
+
+    def beyond(self, kinds: Floats) -> Floats:
+        """Return by how many standard deviations each feature (n, kinds) is outside the range learned from."""
+        features = self._features(kinds)
+        return np.asarray(features - np.clip(features, self.low, self.high))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +117,11 @@ class Mixture:
     def apply(self, mu: Floats, sigma: Floats, kinds: Floats) -> tuple[Floats, Floats]:
         """Return mu and sigma of the new LLM from those of the known ones (n, L) and the prompt features."""
         moved = self.shift + mu @ self.weights + self.tilt.units(kinds) @ self.tilt.weights
-        return moved, self.factor * np.exp(np.log(sigma) @ self.likeness)
+        beyond = self.tilt.beyond(kinds)
+        known = np.exp(-np.square(beyond).sum(axis=1) / 2)  # 1 for prompts like those learned from
+        spread = np.exp(np.log(sigma) @ self.likeness) * self.factor ** (known if self.factor < 1 else 1.0)
+        left_out = np.square(beyond * self.tilt.weights).sum(axis=1) / len(self.tilt.centre)
+        return moved, np.minimum(np.sqrt(spread**2 + left_out), np.maximum(spread, _MOST_SIGMA))
 
 
 def likeness(llm: str, known: Sequence[str]) -> Floats:
