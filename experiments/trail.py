@@ -34,7 +34,7 @@ from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.paired import Ratio, over_seeds
-from lengthwise.training.probe.compare import error_ratio
+from lengthwise.training.probe.errors_by_age import error_ratio
 from lengthwise.workloads import LengthSamples, Workload, castillo_workload
 from lengthwise.workloads.arrivals import generator
 

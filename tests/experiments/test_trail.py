@@ -35,7 +35,7 @@ from lengthwise.predictors.probe import load_probe
 from lengthwise.simulator import predict_workload
 from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.tasks import ResultCache
-from lengthwise.training.probe.compare import error_ratio
+from lengthwise.training.probe.errors_by_age import error_ratio
 from lengthwise.workloads import Workload, castillo_workload, load_castillo
 from tests.experiments.samples import check_output
 

@@ -68,7 +68,7 @@ def card(
     Example: `lengthwise probe card probe.lw`
     """
     from lengthwise.predictors.probe import load_probe
-    from lengthwise.training.probe.compare import card_page
+    from lengthwise.training.probe.errors_by_age import card_page
 
     typer.echo(card_page(load_probe(probe), command=f"lengthwise probe card {Path(probe).name}"), nl=False)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.reports.page import COLOURS, Document, Figure, Origin, axes, axis, panel
 from lengthwise.reports.tables import Table, number, share
-from lengthwise.training.probe.compare import (
+from lengthwise.training.probe.errors_by_age import (
     BUCKETS,
     CONSTANT,
     HEAT,

@@ -10,7 +10,7 @@ from lengthwise.predictors.probe import log_bins
 from tests.training.probe.extras import torch
 from tests.training.probe.made import made_states
 
-from lengthwise.training.probe.compare import HEAT, JOINT_SMOOTH, PROMPT_BY_AGE, heat  # isort: skip
+from lengthwise.training.probe.errors_by_age import HEAT, JOINT_SMOOTH, PROMPT_BY_AGE, heat  # isort: skip
 from lengthwise.training.probe.learn import Correction, ProbeRecipe, fit, learn_correction  # isort: skip
 from lengthwise.training.probe.learn import _negative_log_likelihood  # isort: skip
 from lengthwise.training.probe.learn import train_probe  # isort: skip

@@ -32,7 +32,7 @@ from lengthwise.predictors.probe import (
     features,
 )
 from lengthwise.training.data import LICENCES
-from lengthwise.training.probe.compare import BUCKETS, Score, bucket_name, compare, read_states_with
+from lengthwise.training.probe.errors_by_age import BUCKETS, Score, bucket_name, compare, read_states_with
 from lengthwise.training.probe.states import NOT_TRAINED, States
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 
