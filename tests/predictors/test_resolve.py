@@ -92,6 +92,13 @@ def test_a_file_of_an_unknown_kind_is_an_error_that_lists_the_known_kinds(tmp_pa
         load_predictor(path)
 
 
+@pytest.mark.parametrize("name", ["fast", "default"])
+def test_the_card_of_a_packaged_predictor_states_data_licences_and_limits(name: str) -> None:
+    card = load_predictor(name).card
+    assert card["name"] == name
+    assert all(card[field] for field in ("data", "licences", "limits", "figures"))
+
+
 def test_the_best_packaged_predictor_exists() -> None:
     assert best_packaged() in packaged_predictors()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,7 @@ class Base:
 
     llms: tuple[str, ...] = KNOWN
     asked: int = 0
+    card: Mapping[str, Any] = field(default_factory=dict)
 
     def predict(
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None

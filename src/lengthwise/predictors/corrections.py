@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ class CorrectedPredictor:
 
     base: LoadedPredictor
     corrections: Corrections
+    card: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"CorrectedPredictor({self.base!r}, {len(self.corrections)} corrections)"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -155,11 +155,11 @@ class EncoderPredictor:
     edges: NDArray[np.float64] | None = None
     knots: NDArray[np.float64] | None = None
     """From a rank head's scores to log lengths."""
-    name: str = ""
+    card: Mapping[str, Any] = field(default_factory=dict)
     _rows: dict[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"EncoderPredictor({self.name!r}, {len(self.llms)} LLMs)"
+        return f"EncoderPredictor({self.card.get('name', '')!r}, {len(self.llms)} LLMs)"
 
     @classmethod
     def load(cls, file: ModelFile, source: str | Path = "model file") -> EncoderPredictor:
@@ -183,7 +183,7 @@ class EncoderPredictor:
             calibration=Calibration.from_json(json.loads(file.part("calibration.json"))),
             edges=None if edges is None else np.array(edges, np.float64),
             knots=None if knots is None else np.array(knots, np.float64),
-            name=str(file.card.get("name", "")),
+            card=file.card,
         )
 
     def predict(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -76,6 +76,10 @@ class LoadedPredictor(Protocol):
     @property
     def llms(self) -> tuple[str, ...]:
         """The LLMs it knows."""
+
+    @property
+    def card(self) -> Mapping[str, Any]:
+        """What its file states: data, licences, figures and limits."""
 
     def predict(
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
@@ -280,4 +284,4 @@ def _with_adapted(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedP
 def _with_corrections(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedPredictor:
     from lengthwise.predictors.corrections import CorrectedPredictor, from_part
 
-    return CorrectedPredictor(base, from_part(file.part(CORRECTIONS), path))
+    return CorrectedPredictor(base, from_part(file.part(CORRECTIONS), path), file.card)
