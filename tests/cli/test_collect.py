@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -39,6 +40,22 @@ def test_lengths_of_a_served_llm_are_collected(prompts: str, tmp_path: Path) -> 
     report = json.loads(result.stdout)
     assert (report["answers"], report["whole_prompts"], report["errors"]) == (10, 2, {})
     assert LengthSamples.read(out).lengths_matrix().shape == (2, 5)
+
+
+def test_the_api_key_is_sent_to_the_endpoint(prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, refused = Llm().app(), JSONResponse({"error": {"message": "no key"}}, 401)
+
+    async def with_key(scope: Any, receive: Any, send: Any) -> None:
+        known = scope["type"] != "http" or (b"authorization", b"Bearer lw-1") in scope["headers"]
+        await (llm if known else refused)(scope, receive, send)
+
+    out = tmp_path / "lengths.parquet"
+    with served(with_key) as url:
+        options = ["--url", url, "--prompts", prompts, "--samples", "1", "-o", str(out)]
+        assert "answers 401" in str(run(*options).exception)
+        monkeypatch.setenv("OPENAI_API_KEY", "lw-1")
+        assert run(*options).exit_code == 0
+    assert len(LengthSamples.read(out)) == 2
 
 
 def test_missing_answers_are_counted_and_exit_code_is_1(prompts: str, tmp_path: Path) -> None:

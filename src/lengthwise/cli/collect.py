@@ -19,7 +19,7 @@ from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples, load_castillo
 
 
-@options_from(CollectPlan, without=("out", "retries", "retry_s"))
+@options_from(CollectPlan, without=("out", "retries", "retry_s", "api_key"))
 def collect(
     out: Annotated[Path, typer.Option("--out", "-o", help="Parquet file of length samples to write.")],
     prompts: Annotated[
@@ -29,6 +29,7 @@ def collect(
         ),
     ] = "castillo",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The endpoint's API key.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     **fields: Any,
 ) -> None:
@@ -40,7 +41,7 @@ def collect(
     Example: `lengthwise collect --url http://127.0.0.1:8000 --prompts castillo --samples 10 -o lengths.parquet`
     """
     selected = read_prompts(prompts)[:limit]
-    plan = validated(CollectPlan, out=out, **fields)
+    plan = validated(CollectPlan, out=out, api_key=api_key, **fields)
     report = CollectReport(prompts=len(selected), samples=plan.samples)
     _run(selected, plan, report)
     _show(report, plan, as_json=as_json)

@@ -159,7 +159,7 @@ async def _ask_engine(name: str, url: str) -> Check:
         except EngineRefusedError as error:
             if error.status in (401, 403):
                 return Check(
-                    name, f"refuses requests without a key ({error.status})", "set its api_key in gateway.yaml"
+                    name, f"refuses requests without a key ({error.status})", "set its api_key in the gateway's file"
                 )
             return Check(name, str(error), "give the URL of an OpenAI server, up to its port")
         except EngineError as error:

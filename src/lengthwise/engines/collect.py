@@ -146,6 +146,8 @@ class CollectPlan(BaseModel):
     """Seconds without data before a request fails."""
     retries: int = 2
     retry_s: float = 1.0
+    api_key: str | None = Field(default=None, repr=False)
+    """The endpoint's API key."""
 
     @property
     def journal(self) -> Path:
@@ -205,7 +207,7 @@ async def collect(
     After a cancellation (Ctrl-C) the journal holds the answers so far. It is removed when no answer is missing.
     """
     _check(prompts, plan)
-    async with EngineClient(plan.url, silence_timeout_s=plan.timeout_s) as client:
+    async with EngineClient(plan.url, api_key=plan.api_key, silence_timeout_s=plan.timeout_s) as client:
         report.model = await served_model(client, plan.model)
         with Journal(plan.journal, plan.settings(report.model)) as journal:
             report.answers = {key: answer for key, answer in journal.answers.items() if answer.sample < plan.samples}
