@@ -14,8 +14,10 @@ from experiments.preble_figures import (
     STUDY,
     FiguresGrid,
     FiguresResult,
+    claims,
     measure,
     routed,
+    tables,
 )
 from experiments.routing import BY_PREFIX, FIXED, React, Routing
 from experiments.study import Run
@@ -66,3 +68,10 @@ def test_every_charge_and_lengths_by_prefix_are_run(found: FiguresResult) -> Non
 
 def test_tables_and_claims_are_complete(found: FiguresResult) -> None:
     check_output(STUDY.output(found))
+
+
+def test_every_charge_is_compared_with_none_and_ours_with_e2(found: FiguresResult) -> None:
+    overhead = next(table for table in tables(found) if table.title.startswith("Figure 1C"))
+    assert overhead.columns[-2:] == ("2 ms / none", "6 ms / none")
+    statements = {claim.statement for claim in claims(found)}
+    assert "8 engines, 64/s: lengthwise, no lengths, over e2" in statements
