@@ -25,6 +25,7 @@ from scipy import stats
 
 from experiments.alpaca20_training import (
     AUTHORS_SEED,
+    BINS,
     EPOCHS,
     LONGEST,
     TokenisedPrompts,
@@ -232,13 +233,18 @@ def tables(found: Alpaca20Result) -> list[Table]:
 
 
 def claims(found: Alpaca20Result) -> list[Claim]:
-    """The paper's six scores beside each training."""
+    """The paper's six scores beside each training, and the accuracy over that of a random class."""
     names = {"f1": "F1", "auroc": "AUROC", "mcc": "MCC"}
-    return [
+    rows = [
         Claim(names.get(name, name), value, found.mean(recipe, name), recipe, neutral=None)
         for name, value in PAPER.items()
         for recipe in found.recipes
     ]
+    for recipe in found.recipes:
+        accuracy = found.mean(recipe, "accuracy")
+        over_random = Ratio(*(BINS * each for each in (accuracy.ratio, accuracy.low, accuracy.high)))
+        rows.append(Claim("accuracy over random", BINS * PAPER["accuracy"], over_random, recipe, neutral=None))
+    return rows
 
 
 STUDY: Study[Alpaca20Grid, Alpaca20Result] = Study(

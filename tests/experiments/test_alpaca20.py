@@ -102,7 +102,7 @@ def test_the_kept_rows_show_every_score_and_name_the_stand_in(tmp_path: Path, mo
     finished = STUDY.run(STUDY.grid, ResultCache(tmp_path))
     trainings, compared = finished.output.tables
     assert {row[0] for row in trainings.rows} <= set(RECIPES)
-    assert [float(row[1]) for row in compared.rows] == list(PAPER.values())
+    assert [float(row[1]) for row in compared.rows] == [*PAPER.values(), 4.8]  # over a random class of 20
     assert all("STAND-IN" in table.notes[0] for table in finished.output.tables)
     assert "STAND-IN" in finished.output.notes[0]
 
