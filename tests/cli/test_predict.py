@@ -66,8 +66,9 @@ def test_max_tokens_bounds_the_prediction() -> None:
     assert found["mean"] <= 20
 
 
-def test_an_unknown_predictor_is_an_error_that_lists_the_known_ones() -> None:
-    result = runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--predictor", "slow"])
+@pytest.mark.parametrize("name", ["slow", ""])
+def test_an_unknown_predictor_is_an_error_that_lists_the_known_ones(name: str) -> None:
+    result = runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--predictor", name])
     assert isinstance(result.exception, InputError)
     assert "fast" in str(result.exception)
 

@@ -49,7 +49,7 @@ def predict(
     Example: `lengthwise predict "Introduce Nanjing University in China." --llm llama-3.2-3B`
     """
     prompt = sys.stdin.read() if text == "-" else text
-    name = predictor or best_packaged()
+    name = best_packaged() if predictor is None else predictor
     model = resolve_predictor(name)
     if llm is None and (known := getattr(model, "llms", ())):
         typer.echo(f"predicted for an unknown LLM; --llm is more accurate with one of {', '.join(known)}", err=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,7 @@ from lengthwise.simulator.costs import StepCost
 from lengthwise.simulator.fleet import EngineSpec, engine_yaml
 from lengthwise.workloads.files import atomic_path
 
-if TYPE_CHECKING:
-    Floats = NDArray[np.float64]
-
+Floats = NDArray[np.float64]
 
 _LEAST_STEPS: Final = 20
 STALL: Final = 10.0  # times the fit: longer steps are due to the machine, not the engine

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -36,11 +36,9 @@ from lengthwise.training.probe.errors_by_age import BUCKETS, Score, bucket_name,
 from lengthwise.training.probe.states import NOT_TRAINED, States
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 
-if TYPE_CHECKING:
-    Floats = NDArray[np.float32]
-    Mask = NDArray[np.bool_]
-    Report = Callable[[str, float], None]
-
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+Report = Callable[[str, float], None]
 
 SMOOTHINGS: Final = (
     NONE,
