@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 from experiments.study import Claim, Run, Study
 from lengthwise.bench.analysis import BenchResult, analyse, episode_tables, times
 from lengthwise.bench.episodes import FCFS, Arm, Kind, TrafficPlan
+from lengthwise.bench.report import bench_tables
 from lengthwise.bench.run import BenchPlan, BenchProgress, embedded_server, run_bench
 from lengthwise.bench.store import BenchStore
 from lengthwise.engines.steps import read_steps
 from lengthwise.engines.vllm_bench import TOKEN_VARIABLE
 from lengthwise.predictors.probe import PAPER, Probe, load_probe, paper_bins, write_probe
-from lengthwise.reports.bench import bench_tables
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio, over_pairs
 from lengthwise.workloads import Workload

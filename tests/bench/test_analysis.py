@@ -8,9 +8,9 @@ import pytest
 
 from lengthwise.bench.analysis import analyse
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
+from lengthwise.bench.report import bench_document, bench_tables
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
-from lengthwise.reports.bench import bench_document, bench_tables
 from lengthwise.reports.page import Origin
 from lengthwise.simulator.paired import over_pairs
 from tests.bench.measured import measured

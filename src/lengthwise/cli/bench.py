@@ -109,7 +109,7 @@ def bench(
     if also:
         store = PooledBench([store, *map(BenchStore, also)])
     result = analyse(store)
-    from lengthwise.reports.bench import bench_document, machine_of
+    from lengthwise.bench.report import bench_document, machine_of
     from lengthwise.reports.page import Origin
 
     origin = Origin.here(seed=result.settings["traffic"]["seed"], hardware=machine_of(result))
