@@ -1,8 +1,8 @@
 """The encoder predictor: a transformer reads the prompt, a head predicts the length.
 
-ONNX Runtime and tokenizers, few threads, no torch. Each distinct prompt runs through the graph alone, with all LLMs of
-its inputs: int8 scales depend on the batch, so that batching would change predictions, and on so few it would save
-nothing. Training uses the same reading of prompts (`TextEncoder`) and of the head's outputs.
+ONNX Runtime and tokenizers, one to four threads, no torch. Each distinct prompt runs through the graph alone, with all
+LLMs of its inputs: int8 scales depend on the batch, so that batching would change predictions, and on so few threads it
+would save nothing. Training uses the same reading of prompts (`TextEncoder`) and of the head's outputs.
 """
 
 from __future__ import annotations

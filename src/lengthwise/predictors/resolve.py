@@ -162,18 +162,20 @@ def load_predictor(name: str | Path) -> LoadedPredictor:
         loaded = _with_adapted(loaded, file, path)
     if CORRECTIONS in file.parts:
         loaded = _with_corrections(loaded, file, path)
-    if not _predicts(loaded):
-        raise InputError("its parts do not fit together", source=path, hint="get the file again")
+    _check_predicts(loaded, path)
     return loaded
 
 
-def _predicts(loaded: LoadedPredictor) -> bool:
-    """Return whether an LLM that it knows and an unknown one get a prediction for one prompt."""
+def _check_predicts(loaded: LoadedPredictor, path: Path) -> None:
+    """Predict one prompt for an LLM that it knows and for an unknown one; InputError where that fails."""
+    cause: Exception | None = None
     try:
         found = loaded.predict([_TRIAL] * 2, [(*loaded.llms, UNKNOWN)[0], UNKNOWN])
-        return all(math.isfinite(found[row].mean()) for row in range(2))
-    except Exception:  # a file may hold numbers and arrays of any kind
-        return False
+        fits = all(math.isfinite(found[row].mean()) for row in range(2))
+    except Exception as error:  # a file may hold numbers and arrays of any kind
+        fits, cause = False, error
+    if not fits:
+        raise InputError("its parts do not fit together", source=path, hint="get the file again") from cause
 
 
 def _load(file: ModelFile, path: Path) -> LoadedPredictor:
