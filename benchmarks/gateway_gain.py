@@ -33,8 +33,8 @@ import pyarrow.parquet as pq
 from benchmarks import add_options
 from benchmarks.gateway import gateway, ours
 from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, draw, load_prompts
-from lengthwise.engines.load import LoadPlan, LoadReport, run_load
-from lengthwise.engines.simulated_server import SimulatedEngines
+from lengthwise.client.load import LoadPlan, LoadReport, run_load
+from lengthwise.client.simulated_server import SimulatedEngines
 from lengthwise.reports.runs import multiple
 from lengthwise.simulator import Fleet, measure_capacity, simulate
 from lengthwise.simulator.paired import over_pairs

@@ -74,10 +74,10 @@ def start(kind: str, probe: str, probe_clock: Clock) -> Any:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm import LLM
 
-    import tests.engines.vllm_host  # noqa: F401  (sets the environment that an engine on a CPU needs)
-    from lengthwise.engines.embedded import SCHEDULER, _has_bfloat16
-    from lengthwise.engines.refine import WORKER
-    from lengthwise.engines.smollm2 import MODEL_NAME, model_folder
+    import tests.vllm.host  # noqa: F401  (sets the environment that an engine on a CPU needs)
+    from lengthwise.vllm.embedded import SCHEDULER, _has_bfloat16
+    from lengthwise.vllm.refine import WORKER
+    from lengthwise.vllm.smollm2 import MODEL_NAME, model_folder
 
     options: dict[str, Any] = {
         "dtype": "bfloat16" if _has_bfloat16() else "float32", "max_model_len": 2048, "max_num_seqs": 16,
@@ -96,8 +96,8 @@ def start(kind: str, probe: str, probe_clock: Clock) -> Any:
 
 def time_probe(clock: Clock) -> None:
     """Time what the probe adds outside the LLM: selecting the states of the step, and their use in the scheduler."""
-    from lengthwise.engines.vllm import LengthwiseSyncScheduler
-    from lengthwise.engines.vllm_worker import StatesWorker
+    from lengthwise.vllm.scheduler import LengthwiseSyncScheduler
+    from lengthwise.vllm.worker import StatesWorker
 
     worker: Any = StatesWorker
     worker._states = clock.timed(worker._states)  # noqa: SLF001

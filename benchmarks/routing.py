@@ -25,11 +25,11 @@ from benchmarks import Figure, cpu_microseconds, options
 from experiments.routing import VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
+from lengthwise.prefixes import BLOCK_TOKENS, hash_tokens
 from lengthwise.reports.page import processor_name
 from lengthwise.routers import ROUTERS, Decision, EngineId, EngineInfo, Event, Finished, make_router
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.simulator.routing import ROUTING_TIMES_FILE
-from lengthwise.workloads.blocks import BLOCK_TOKENS, hash_tokens
 
 TOKENS = 2000
 SHARED, UNSHARED = 29, 2  # blocks of a prompt

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from benchmarks import options
-from lengthwise.engines.smollm2 import model_folder
-from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.policies import POLICIES
-from tests.engines.scheduling import Run, make_request, make_scheduler, step, tiny_model
+from lengthwise.vllm.scheduler import LengthwiseScheduler
+from lengthwise.vllm.smollm2 import model_folder
+from tests.vllm.scheduling import Run, make_request, make_scheduler, step, tiny_model
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks import add_options
 from lengthwise.bench.episodes import Arm, Kind, TrafficPlan, arms_of, draw, load_prompts
 from lengthwise.bench.run import BenchServer, capacity
-from lengthwise.engines.client import EngineClient
-from lengthwise.engines.load import LoadPlan, LoadReport, run_load
-from lengthwise.engines.vllm_bench import TOKEN_VARIABLE
+from lengthwise.client.client import EngineClient
+from lengthwise.client.load import LoadPlan, LoadReport, run_load
 from lengthwise.reports.runs import multiple
 from lengthwise.simulator.paired import over_pairs
+from lengthwise.vllm.bench_switch import TOKEN_VARIABLE
 from lengthwise.workloads import Workload
 
 STOCK = "stock"

@@ -17,11 +17,11 @@ from experiments import NAMES
 from experiments.study import Call, Finished, Run, Study, run_study
 from lengthwise.cache import cache_home
 from lengthwise.errors import InputError, missing_extra
+from lengthwise.files import atomic_path
 from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables
 from lengthwise.simulator.tasks import ResultCache, Workers, in_processes
-from lengthwise.workloads.files import atomic_path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from lengthwise.predictors import scores
+from lengthwise.traffic import scores
 from lengthwise.training.encoder.pack import ASIDE, HELD_OUT, TEST, TRAIN, Pack
 
 if TYPE_CHECKING:

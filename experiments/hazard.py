@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from experiments.study import Run, Study, table_of
 from lengthwise.errors import InputError
+from lengthwise.files import data_home, read_parquet_table
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import LOGNORMAL, logt_family
 from lengthwise.lengths.fit import fit_rows
@@ -32,20 +33,19 @@ from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.files import data_home, read_parquet_table
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 CUT: Final = 14_999
 """CASTILLO's samples of this length or more were cut off."""
-LEAST_SAMPLES: Final = 6
+MIN_SAMPLES: Final = 6
 EDGES: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 """Of the bins of positions, in medians."""
 TAIL: Final = 1.5
 """Positions above which the slope is estimated."""
 MEASURED, GEOMETRIC, NORMAL, LOGT = "measured", "control: geometric", "control: log-normal", "control: log-t"
-_LEAST_EVENTS: Final = 30
+_MIN_EVENTS: Final = 30
 _RESAMPLES: Final = 200
 
 
@@ -132,9 +132,9 @@ def _matrix(lists: pa.ChunkedArray) -> Floats:
 
 
 def _drawn(answers: _Answers, grid: HazardGrid) -> _Answers:
-    usable = np.flatnonzero((answers.present & ~answers.cut).sum(axis=1) >= LEAST_SAMPLES)
+    usable = np.flatnonzero((answers.present & ~answers.cut).sum(axis=1) >= MIN_SAMPLES)
     if not len(usable):
-        raise InputError(f"no prompt has {LEAST_SAMPLES} finished samples")
+        raise InputError(f"no prompt has {MIN_SAMPLES} finished samples")
     rows = np.random.default_rng(grid.seed).permutation(usable)[: grid.rows]
     columns = (answers.length[rows], answers.present[rows], answers.cut[rows], answers.prompt[rows])
     return _Answers(*columns, answers.limit)
@@ -172,7 +172,7 @@ def _estimate(name: str, kind: str, answers: _Answers, seed: int) -> Hazards:
         np.add.at(ends[:, number], groups, (ended & (position >= begin) & (position < stop)).sum(axis=1))
         np.add.at(exposure[:, number], groups, (np.clip(position, begin, stop) - begin).sum(axis=1))
     centre, total = np.sqrt(begins * stops), ends.sum(axis=0)
-    kept = total >= _LEAST_EVENTS
+    kept = total >= _MIN_EVENTS
     tail = kept & (begins >= TAIL)
     with np.errstate(divide="ignore", invalid="ignore"):
         hazard = total / exposure.sum(axis=0)

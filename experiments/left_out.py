@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 
 from experiments.study import Run, Study
 from lengthwise.errors import InputError
-from lengthwise.predictors import LogTPredictions, scores
+from lengthwise.files import data_home
+from lengthwise.llm_names import resolve_llm
+from lengthwise.predictors import LogTPredictions
 from lengthwise.predictors.adapt import predict_known_llms
 from lengthwise.predictors.baselines import CAP, clean_moments
 from lengthwise.predictors.contract import PredictionInput, as_logt
-from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
 from lengthwise.predictors.resolve import LoadedPredictor
 from lengthwise.reports.tables import Table, share, signed
+from lengthwise.traffic import scores
 from lengthwise.training.data import load_samples
 from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.encoder.network import package_folder
@@ -34,7 +36,6 @@ from lengthwise.training.fast.train import FastRecipe, FastTrainer, calibrated
 from lengthwise.training.fast.word_tables import Vocabulary
 from lengthwise.training.pairs import PairTable
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.files import data_home
 
 Floats = NDArray[np.float64]
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from experiments.left_out import lacks_minilm
 from experiments.study import Run, Study
+from lengthwise.files import data_home
 from lengthwise.lengths import student
 from lengthwise.predictors.adapt import unknown_llms_unlogged
 from lengthwise.predictors.calibration import online_tracker
@@ -37,9 +38,8 @@ from lengthwise.training.fast.train import (
     training_pairs,
 )
 from lengthwise.training.fast.word_tables import Vocabulary
-from lengthwise.training.pairs import LEAST_PROMPTS, GroupScore, PairTable, score_pairs
+from lengthwise.training.pairs import MIN_PROMPTS, GroupScore, PairTable, score_pairs
 from lengthwise.workloads.datasets import CASTILLO_GROUPS
-from lengthwise.workloads.files import data_home
 
 TARGET_TAU: Final = 0.08
 """Wanted gain of the mean tau over CASTILLO alone."""
@@ -145,7 +145,7 @@ def online_coverage(
     shares = []
     for llm in range(len(table.llms)):
         rows = rng.permutation(np.flatnonzero((table.llm == llm) & (table.lengths > 0).any(axis=1)))
-        if len(rows) < LEAST_PROMPTS:
+        if len(rows) < MIN_PROMPTS:
             continue
         tracker, inside = online_tracker(), []
         for row in rows:

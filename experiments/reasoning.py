@@ -22,16 +22,16 @@ from scipy import special
 
 from experiments.study import Run, Study, sections
 from lengthwise.errors import InputError
+from lengthwise.files import read_parquet_table, sample
 from lengthwise.predictors import LengthPredictor, PredictionInput
 from lengthwise.predictors.baselines import Ceiling, column
 from lengthwise.predictors.calibration import OnlineCalibrated
 from lengthwise.predictors.contract import LogTPredictions, as_logt
 from lengthwise.predictors.evaluation import CENTRAL, prediction_inputs
 from lengthwise.predictors.resolve import load_predictor
-from lengthwise.predictors.scores import coverage, tau_within
 from lengthwise.reports.tables import Table, share
+from lengthwise.traffic.scores import coverage, tau_within
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.files import read_parquet_table, sample
 
 Rows = NDArray[np.intp]
 

@@ -35,8 +35,8 @@ BASELINES: Final = ("round_robin", "least_outstanding", "least_load", "cache_awa
 ON_CASTILLO: Final = ("e2", "least_load", "cache_aware", "dynamo")
 """Routers that `lengthwise` should beat on CASTILLO from load 0.7 on."""
 SLOTS: Final = 16
-MOST_BEHIND: Final = 1.02
-MOST_TTFT: Final = 1.05
+MAX_BEHIND: Final = 1.02
+MAX_TTFT: Final = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ def verdicts(found: Sequence[Compared]) -> list[str]:
     beaten = [pair for pair in pairs if pair[0].e2e(pair[1]).ratio < 1]
     surely = sum(each.e2e(router).high < 1 for each, router in beaten)
     missed = [_named(*pair) for pair in pairs if pair not in beaten]
-    behind = [(each, router) for each in found for router in each.others if each.e2e(router).low > MOST_BEHIND]
-    slow = sorted((each for each in found if each.ttft.ratio > MOST_TTFT), key=lambda each: -each.ttft.ratio)
+    behind = [(each, router) for each in found for router in each.others if each.e2e(router).low > MAX_BEHIND]
+    slow = sorted((each for each in found if each.ttft.ratio > MAX_TTFT), key=lambda each: -each.ttft.ratio)
     named = "; ".join(f"{each} {multiple(each.ttft)}" for each in slow)
     return [
         f"1. CASTILLO, load 0.7 and up, mean E2E below that of {', '.join(ON_CASTILLO)}: {_verdict(not missed)}; "
@@ -168,7 +168,7 @@ def verdicts(found: Sequence[Compared]) -> list[str]:
         f"2. cells in which another router is ahead by more than 2 % (lower end): {_verdict(not behind)}; "
         f"{len({id(each) for each, _ in behind})} of {len(found)}. "
         f"{'; '.join(_named(*pair) for pair in behind)}".rstrip(),
-        f"3. p99 TTFT at most {MOST_TTFT:g} of least_load's: {_verdict(not slow)}; {len(slow)} of {len(found)} cells "
+        f"3. p99 TTFT at most {MAX_TTFT:g} of least_load's: {_verdict(not slow)}; {len(slow)} of {len(found)} cells "
         f"are above. {named}".rstrip(),
     ]
 

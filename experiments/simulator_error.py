@@ -25,12 +25,12 @@ from experiments.study import Run, Study
 from lengthwise.bench.analysis import episode_tables
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
-from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost
-from lengthwise.engines.steps import read_steps
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import EngineSpec, Fleet, RequestPredictions, Spread, simulate
+from lengthwise.simulator.fit import StepTimes, engine_spec, fit_cost
 from lengthwise.simulator.fleet import read_engine
+from lengthwise.simulator.step_log import read_steps
 from lengthwise.workloads import Workload
 
 Floats = NDArray[np.float64]

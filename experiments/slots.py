@@ -17,12 +17,12 @@ import numpy as np
 
 from experiments.frontier import LLM, Gains, figures, load_samples, predictions_of
 from experiments.study import Call, Run, SeededGrid, Study, table_of
-from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost
-from lengthwise.engines.steps import read_steps
 from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import EngineSpec, Fleet, measure_capacity, simulate
 from lengthwise.simulator.cluster import at_rate
+from lengthwise.simulator.fit import StepTimes, engine_spec, fit_cost
+from lengthwise.simulator.step_log import read_steps
 from lengthwise.workloads import Workload, castillo_workload
 
 CAP: Final = 2048

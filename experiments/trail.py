@@ -41,7 +41,7 @@ from lengthwise.workloads.arrivals import generator
 PAPER_RATE: Final = 14.0
 """Requests per second at which the poster shows mean latency and TTFT over c."""
 PAPER_C: Final = 0.8
-MOST_TOKENS: Final = 512
+MAX_TOKENS: Final = 512
 """Answers are cut here: the last bin of the probe."""
 PAPER_E2E_GAIN: Final = (1.66, 2.01)
 """FCFS (vLLM) over TRAIL, mean latency: least and most over the rates tried. One A100, Alpaca, 10,000 prompts."""
@@ -241,7 +241,7 @@ def measure(run: Run, grid: TrailGrid) -> TrailResult:
     first, tau = traffic[0], float(np.mean([each.predictions.tau for each in traffic]))
     errors = {
         PROMPT: first.prompt_error,
-        AGE: mean_error(first.workload, first.predictions, MOST_TOKENS),
+        AGE: mean_error(first.workload, first.predictions, MAX_TOKENS),
         **{name: first.prompt_error / ratio for name, ratio in ratios.items()},
         TRUTH: 0.0,
     }
@@ -293,7 +293,7 @@ class _Traffic:
 
     @classmethod
     def of(cls, rows: LengthSamples, predictor: str, requests: int, seed: int, ratios: dict[str, float]) -> _Traffic:
-        most = MOST_TOKENS
+        most = MAX_TOKENS
         workload = castillo_workload(rows, LLM, requests=requests, rate=1.0, seed=seed, max_tokens=most)
         predictions = predict_workload(workload, predictor, seed=seed)
         error = mean_error(workload, point(predictions), most)
@@ -428,7 +428,7 @@ def _over_c(found: TrailResult, caching: bool) -> Table:
     notes = [
         (
             f"{ENGINE}, {SLOTS} slots, {_cache(caching)}; answers of Llama-3.1-8B to {found.corpus} ({found.origin}) "
-            f"cut at {MOST_TOKENS}; n {grid.requests:,} to drain, Poisson, {setting.rate:g} requests/s, load "
+            f"cut at {MAX_TOKENS}; n {grid.requests:,} to drain, Poisson, {setting.rate:g} requests/s, load "
             f"{setting.load:.2f} of {setting.capacity_per_s:.3g}/s (FCFS, under backlog), {grid.seeds} seeds."
         ),
         "Gains: FCFS's mean over this policy's, paired, with 95 % intervals over seeds; above 1 is better.",

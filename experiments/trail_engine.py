@@ -35,11 +35,11 @@ from lengthwise.bench.episodes import FCFS, Arm, Kind, TrafficPlan
 from lengthwise.bench.report import bench_tables
 from lengthwise.bench.run import BenchPlan, BenchProgress, embedded_server, run_bench
 from lengthwise.bench.store import BenchStore
-from lengthwise.engines.steps import read_steps
-from lengthwise.engines.vllm_bench import TOKEN_VARIABLE
 from lengthwise.predictors.probe import PAPER, Probe, load_probe, paper_bins, write_probe
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio, over_pairs
+from lengthwise.simulator.step_log import read_steps
+from lengthwise.vllm.bench_switch import TOKEN_VARIABLE
 from lengthwise.workloads import Workload
 from lengthwise.workloads.formats import write_workload
 
@@ -51,7 +51,7 @@ PROBED: Final = "default+probe"
 _LLM: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _CORPUS: Final = "Alpaca"
 _LONGEST_PROMPT: Final = 512
-_LEAST_BLOCKS: Final = 3  # the bootstrap interval of two blocks is the two values
+_MIN_BLOCKS: Final = 3  # the bootstrap interval of two blocks is the two values
 _PAPER: Final = {"mean": 1.66, "ttft": 1.76}
 """Gains over vLLM's FCFS at the lower end of the paper's rates, c = 0.8."""
 
@@ -247,7 +247,7 @@ def claims(results: Sequence[TrailEngineResult]) -> list[Claim]:
     limited, order = Arm("srpt:c=0.8", PROBED).label, Arm("srpt:c=0", PROBED).label
     found = []
     for result in results:
-        enough = min(each.blocks for each in result.bench.arms) >= _LEAST_BLOCKS
+        enough = min(each.blocks for each in result.bench.arms) >= _MIN_BLOCKS
         by_time = {each.arm.label: each.ratios for each in result.bench.arms}
         for unit, ratios in (("by time", by_time), ("in steps", result.in_steps)):
             for name, what in (("mean", "mean E2E"), ("ttft", "mean TTFT")):

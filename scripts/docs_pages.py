@@ -224,10 +224,10 @@ def _shown(value: object) -> str:
 
 def configuration_page() -> str:
     """Return the page of the configuration files: every field of every model."""
-    from lengthwise.engines.embedded import EngineOptions
     from lengthwise.gateway.config import EngineConfig, GatewayConfig, ModelConfig, TenantConfig
     from lengthwise.simulator.sweep import Limits, SweepConfig
     from lengthwise.training.encoder.config import TrainingConfig
+    from lengthwise.vllm.embedded import EngineOptions
 
     parts: dict[str, tuple[str, list[type[BaseModel]]]] = {
         "The gateway": (

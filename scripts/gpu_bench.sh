@@ -54,7 +54,7 @@ case $command in
     model) model "$1" ;;
     serve)
         options="{\"lengthwise\": {\"policy\": \"fcfs\", \"predictor\": \"none\", \"steps\": \"$state/steps.parquet\"}}"
-        start "$1" "$2" --scheduler-cls lengthwise.engines.vllm.LengthwiseScheduler --additional-config "$options" "${@:3}"
+        start "$1" "$2" --scheduler-cls lengthwise.vllm.LengthwiseScheduler --additional-config "$options" "${@:3}"
         ;;
     stock) start "$@" ;;
     stop)

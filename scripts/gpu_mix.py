@@ -92,7 +92,7 @@ def diverse_arrays(prepared: Any) -> dict[str, Array]:
     """Return the prompts as token ids, and one row per prompt and LLM with up to five lengths."""
     import xxhash
 
-    from lengthwise.predictors.llm_names import identify
+    from lengthwise.llm_names import identify
     from lengthwise.training.data import SMOLLM2, PromptTable, load_samples
     from lengthwise.workloads.datasets import load_diverse, prompt_key
 

@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from lengthwise.files import data_home
 from lengthwise.workloads import LengthSamples, load_castillo, load_trace, write_workload
-from lengthwise.workloads.files import data_home
 
 SAMPLES = Path(__file__).parents[1] / "src" / "lengthwise" / "workloads" / "samples"
 CORPORA = ("Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp")
 PROMPTS_PER_SPLIT = 100
 # Every LLM where possible; Apps' validation prompts lack one (the file is missing in the data).
-LLMS_AT_LEAST = 12
+MIN_LLMS = 12
 TRACE_REQUESTS = 2_000
 
 
@@ -39,7 +39,7 @@ def castillo_slice() -> LengthSamples:
     candidates = defaultdict(list)
     for (corpus, prompt_id, split), n in rows.items():
         # A few prompts are in two splits upstream, or twice for one LLM: the sample has none of them.
-        if len(splits[corpus, prompt_id]) == 1 and LLMS_AT_LEAST <= n <= llms:
+        if len(splits[corpus, prompt_id]) == 1 and MIN_LLMS <= n <= llms:
             candidates[corpus, split].append(prompt_id)
     chosen = {
         (corpus, prompt_id)

@@ -37,7 +37,7 @@ settings.register_profile(
 settings.load_profile("lengthwise")
 
 if TYPE_CHECKING:
-    from lengthwise.engines.embedded import EmbeddedEngine
+    from lengthwise.vllm.embedded import EmbeddedEngine
 
 
 _ENGINE_MODULE = re.compile(r"^pytestmark = .*pytest\.mark\.engine\b", re.MULTILINE)
@@ -113,8 +113,8 @@ def embedded_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
 
     In float32, so that an answer does not depend on the batch that it is computed in.
     """
-    from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
-    from tests.engines.need import need_vllm
+    from lengthwise.vllm.embedded import EmbeddedEngine, EngineOptions
+    from tests.vllm.need import need_vllm
 
     need_vllm()
     steps = tmp_path_factory.mktemp("engine") / "steps.parquet"
@@ -136,8 +136,8 @@ def embedded_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
 @pytest.fixture(scope="session")
 def stock_engine() -> Iterator[EmbeddedEngine]:
     """One stock vLLM for all tests that need one: 3 slots, ordered by `priority`."""
-    from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
-    from tests.engines.need import need_vllm
+    from lengthwise.vllm.embedded import EmbeddedEngine, EngineOptions
+    from tests.vllm.need import need_vllm
 
     need_vllm()
     extra = ("--scheduling-policy", "priority")

@@ -26,10 +26,10 @@ from experiments.castillo.paper import (
 from experiments.castillo.rows import RULES, trained_on
 from experiments.castillo.training import CURVES, KEPT, PREDICTIONS
 from experiments.study import Run, Study
+from lengthwise.files import read_parquet_table
 from lengthwise.predictors.evaluation import evaluated_predictor
 from lengthwise.reports.tables import Table
 from lengthwise.workloads.datasets import PACKAGED
-from lengthwise.workloads.files import read_parquet_table
 
 
 @dataclass(frozen=True)

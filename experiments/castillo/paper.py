@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from experiments.castillo.rows import LLMS, RULES, UNSEEN, WIDTHS, Truth, evaluated_parts, rows_of, trained_on
 from experiments.study import Claim, Report
 from lengthwise.errors import InputError
-from lengthwise.predictors import LengthPredictor, scores
+from lengthwise.predictors import LengthPredictor
 from lengthwise.predictors.baselines import CAP, ConstantPredictor
 from lengthwise.predictors.castillo_api import P99
 from lengthwise.predictors.evaluation import prediction_inputs
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio, interval_over_pairs
+from lengthwise.traffic import scores
 from lengthwise.workloads import LengthSamples
 
 Floats = NDArray[np.float64]

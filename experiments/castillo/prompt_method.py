@@ -24,14 +24,14 @@ import pyarrow.parquet as pq
 
 from experiments.castillo.rows import UNSEEN
 from lengthwise.errors import InputError
-from lengthwise.predictors import scores
+from lengthwise.files import atomic_path, read_parquet_table
 from lengthwise.predictors.ask import AskPredictor, parse_length
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import interval_over_pairs
+from lengthwise.traffic import scores
 from lengthwise.training.data import SMOLLM2, load_samples
 from lengthwise.training.encoder.config import DataConfig
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.files import atomic_path, read_parquet_table
 
 KEPT: Final = Path(__file__).parent.parent / "results" / "castillo" / "prompt_method.parquet"
 _CONTEXT: Final = 4096  # tokens; CASTILLO's prompts have at most 2,500
@@ -157,7 +157,7 @@ def keep(out: Path = KEPT, *, llm: str = SMOLLM2, url: str | None = None, limit:
 
     with ExitStack() as stack:
         if url is None:
-            from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+            from lengthwise.vllm.embedded import EmbeddedEngine, EngineOptions
 
             options = EngineOptions(plugin=False, predictor="none", max_model_len=_CONTEXT)
             url = stack.enter_context(EmbeddedEngine(options)).url

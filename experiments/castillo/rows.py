@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.llm_names import resolve_llm
 from lengthwise.predictors.baselines import clean_moments
 from lengthwise.predictors.castillo_api import P99
-from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.workloads import LengthSamples
 
 Floats = NDArray[np.float64]

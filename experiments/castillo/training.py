@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from experiments.castillo.rows import LLMS, WIDTHS, Truth, evaluated_parts, rows_of, trained_on
-from lengthwise.predictors import scores
+from lengthwise.files import atomic_path
+from lengthwise.traffic import scores
 from lengthwise.workloads import LengthSamples, load_castillo
-from lengthwise.workloads.files import atomic_path
 
 KEPT: Final = Path(__file__).parent.parent / "results" / "castillo"
 PREDICTIONS: Final = "predictions.parquet"

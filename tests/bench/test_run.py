@@ -13,10 +13,10 @@ from lengthwise.bench.analysis import analyse
 from lengthwise.bench.episodes import ORACLE, Kind, TrafficPlan, arms_of
 from lengthwise.bench.run import BenchPlan, BenchProgress, BenchServer, capacity, run_bench
 from lengthwise.bench.store import BenchStore
-from lengthwise.engines.client import EngineClient
-from lengthwise.engines.embedded import EmbeddedEngine
-from lengthwise.engines.load import LoadPlan, LoadReport, Sample
+from lengthwise.client.client import EngineClient
+from lengthwise.client.load import LoadPlan, LoadReport, Sample
 from lengthwise.errors import InputError
+from lengthwise.vllm.embedded import EmbeddedEngine
 from lengthwise.workloads import Workload
 from lengthwise.workloads.formats import write_workload
 from tests.conftest import BENCH_TOKEN

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from lengthwise.bench.shadow_gain import LOGGED, TRUE, fit_cost, shadow_traffic, study_shadow, tables
-from lengthwise.engines.engine_metrics import EngineMemory
-from lengthwise.engines.shadow_log import Entry, Gauges, Header, Logged, PredictorAccount
 from lengthwise.errors import InputError
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, StepCost, simulate
+from lengthwise.traffic.shadow_log import EngineMemory, Entry, Gauges, Header, Logged, PredictorAccount
 from lengthwise.workloads import Workload
 
 COST = StepCost(0.02, 0.02, 5e-5, 0.0, 0.003, 0.0)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from lengthwise.cli import app
 from lengthwise.predictors.resolve import predictor_label
-from tests.predictors.traffic_rows import made, write
+from tests.traffic.traffic_rows import made, write
 
 runner = CliRunner()
 pytestmark = pytest.mark.usefixtures("few_strengths")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from lengthwise.cli.collect import collect, read_prompts
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
-from tests.engines.test_collect import Llm
+from tests.client.test_collect import Llm
 from tests.gateway.engine import served, wait_for
 
 

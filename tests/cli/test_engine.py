@@ -16,15 +16,15 @@ import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
-from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
-from lengthwise.engines.steps import COLUMNS, write_steps
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import write_probe
 from lengthwise.simulator import Fleet, StepCost
-from tests.engines.test_endpoint_probe import Endpoint
-from tests.engines.test_fit import FACTS, TRUE, steps
+from lengthwise.simulator.step_log import COLUMNS, write_steps
+from lengthwise.vllm.embedded import EmbeddedEngine, EngineOptions
+from tests.client.test_endpoint_probe import Endpoint
 from tests.gateway.engine import served
 from tests.predictors.test_probe import made_probe
+from tests.simulator.test_fit import FACTS, TRUE, steps
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _handler() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lengthwise.engines.embedded._has_gpu", lambda: False)
+    monkeypatch.setattr("lengthwise.vllm.embedded._has_gpu", lambda: False)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_probe_with_stock_vllm_is_refused() -> None:
 
 def test_the_vllm_command_names_the_probe_and_its_worker_class(tiny: Path, tmp_path: Path) -> None:
     command = EmbeddedEngine(EngineOptions(policy="srpt", probe=str(tiny), model=str(tmp_path))).command()
-    assert command[command.index("--worker-cls") + 1] == "lengthwise.engines.vllm_worker.StatesWorker"
+    assert command[command.index("--worker-cls") + 1] == "lengthwise.vllm.worker.StatesWorker"
     assert f'"probe": "{tiny}"' in command[command.index("--additional-config") + 1]
     assert "--worker-cls" not in EmbeddedEngine(EngineOptions(policy="srpt", model=str(tmp_path))).command()
 

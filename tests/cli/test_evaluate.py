@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
-from tests.predictors.traffic_rows import made, write
+from tests.traffic.traffic_rows import made, write
 
 runner = CliRunner()
 

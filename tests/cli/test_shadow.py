@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
-from lengthwise.engines.shadow_log import read_log
+from lengthwise.traffic.shadow_log import read_log
 from tests.gateway.engine import StandIn, free_port, served
 
 COMMAND = [sys.executable, "-c", "from lengthwise.cli import main; main()", "shadow", "--port", "0"]

@@ -14,13 +14,13 @@ from experiments.simulator_error import STUDY, SimulatorErrorGrid, by_arm, compa
 from experiments.study import Run
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm, Kind, TrafficPlan, turns
 from lengthwise.bench.store import SCHEMA, BenchStore
-from lengthwise.engines.fit import engine_spec, write_fitted
-from lengthwise.engines.steps import COLUMNS, write_steps
 from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet, simulate
+from lengthwise.simulator.fit import engine_spec, write_fitted
+from lengthwise.simulator.step_log import COLUMNS, write_steps
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import Workload
-from tests.engines.test_fit import FACTS, TRUE, steps
+from tests.simulator.test_fit import FACTS, TRUE, steps
 
 ARMS = (Arm(FCFS), Arm("sjf", ORACLE))
 

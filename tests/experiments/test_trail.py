@@ -12,7 +12,7 @@ from experiments.trail import (
     AGE,
     EVERY,
     KINDS,
-    MOST_TOKENS,
+    MAX_TOKENS,
     PAPER_ERROR_RATIO,
     PAPER_RATE,
     PROBES,
@@ -39,7 +39,7 @@ from lengthwise.training.probe.errors_by_age import error_ratio
 from lengthwise.workloads import Workload, castillo_workload, load_castillo
 from tests.experiments.samples import check_output
 
-CAP = MOST_TOKENS
+CAP = MAX_TOKENS
 SMALL = TrailGrid(
     seeds=2, requests=80, limits=(0.0, 0.8), slots=(2,), loads=(0.9,), large=160, kv_tokens=3_000, predictor="noisy:0.5"
 )

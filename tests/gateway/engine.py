@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from lengthwise.engines.engine_kind import MARKER
+from lengthwise.client.kind import MARKER
 from tests.gateway.formats import other_answer, stream_events, whole_answer
 
 Mode = Literal["ok", "error", "unavailable", "busy", "refuse", "hang", "break"]

@@ -117,7 +117,7 @@ async def test_requests_of_other_origins_are_refused(http: aiohttp.ClientSession
 async def test_viewers_are_bounded_and_no_task_runs_without_them(
     http: aiohttp.ClientSession, engine_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dashboard, "MOST_VIEWERS", 1)
+    monkeypatch.setattr(dashboard, "MAX_VIEWERS", 1)
     with gateway(engine_url) as url:
         idle = await metric(http, url, "lengthwise_tasks")
         async with watching(http, url) as events:
@@ -166,7 +166,7 @@ async def test_what_if_refuses_an_invalid_question(
 async def test_what_if_answers_in_ratios_from_the_recorded_traffic(
     http: aiohttp.ClientSession, engine_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dashboard, "_MOST_ANSWER_S", 300.0)  # the machine may be busy
+    monkeypatch.setattr(dashboard, "_MAX_ANSWER_S", 300.0)  # the machine may be busy
     with gateway(engine_url) as url:
         for _ in range(3):
             await asyncio.gather(*(post(http, url, body(tokens=20)) for _ in range(20)))
@@ -183,7 +183,7 @@ async def test_what_if_answers_in_ratios_from_the_recorded_traffic(
 async def test_a_what_if_simulation_that_takes_too_long_is_ended(
     http: aiohttp.ClientSession, engine_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dashboard, "_MOST_ANSWER_S", 0.01)
+    monkeypatch.setattr(dashboard, "_MAX_ANSWER_S", 0.01)
     with gateway(engine_url) as url:
         await asyncio.gather(*(post(http, url, body(tokens=2)) for _ in range(50)))
         async with http.post(f"{url}{BASE}/what-if", json={"policies": ["fcfs"], "engines": [1]}) as response:

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from lengthwise.engines.simulated_server import SimulatedEngines
+from lengthwise.client.simulated_server import SimulatedEngines
 from lengthwise.gateway import dashboard
 from lengthwise.gateway.keys import add_key
 from tests.gateway.browser_page import browser_page
@@ -55,7 +55,7 @@ async def traffic(url: str, key: str | None = None, clients: int = 16) -> AsyncI
 async def test_an_administrator_can_switch_the_policy_and_run_what_if(
     engines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dashboard, "_MOST_ANSWER_S", 300.0)  # the machine may be busy
+    monkeypatch.setattr(dashboard, "_MAX_ANSWER_S", 300.0)  # the machine may be busy
     keys = tmp_path / "keys.json"
     admin, client = add_key(keys, "ops", {"admin": True}), add_key(keys, "chat", {})
     with gateway(*engines, keys=str(keys), in_flight=4, memory="on", policy="fcfs") as url:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from lengthwise.engines.client import engine_url
+from lengthwise.client.client import engine_url
 from lengthwise.errors import InputError
 from lengthwise.gateway import check_engines
 from tests.gateway.engine import RawEngine, StandIn, free_port

@@ -55,7 +55,7 @@ async def test_a_request_that_does_not_wait_is_predicted_only_to_learn(
     http: aiohttp.ClientSession, guess: Guess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lengthwise.predictors.service._SAMPLES_PER_S", 0.0)
-    monkeypatch.setattr("lengthwise.predictors.service._MOST_SAMPLES", 2.0)
+    monkeypatch.setattr("lengthwise.predictors.service._MAX_SAMPLES", 2.0)
     engine = StandIn(lengths=dict.fromkeys(["a", "b", "c", "blocker", "waits"], 1))
     with served(engine.app()) as engine_url, gateway(engine_url, policy="sjf", in_flight=1, predictor="fast") as url:
         for name in ("a", "b", "c"):

@@ -14,14 +14,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.engines.need import need_vllm
+from tests.vllm.need import need_vllm
 
 need_vllm()
 
 from collections.abc import Iterator
 
-from lengthwise.engines.embedded import EmbeddedEngine
-from lengthwise.engines.smollm2 import MODEL_NAME
+from lengthwise.vllm.embedded import EmbeddedEngine
+from lengthwise.vllm.smollm2 import MODEL_NAME
 from tests.gateway.helpers import metric, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]

@@ -78,7 +78,7 @@ async def test_a_refused_request_is_sent_to_another_engine(
 async def test_an_engine_that_sends_retry_after_pauses_while_another_serves_its_requests(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lengthwise.gateway.dispatch._MOST_PAUSE_S", 600.0)
+    monkeypatch.setattr("lengthwise.gateway.dispatch._MAX_PAUSE_S", 600.0)
     full, other = StandIn(mode="busy", retry_after="600"), StandIn()
     with served(full.app()) as one, served(other.app()) as two, gateway(one, two, router="round_robin") as url:
         for n in range(8):

@@ -14,11 +14,19 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lengthwise.engines.engine_metrics import EngineMemory
-from lengthwise.engines.shadow_log import Entry, Gauges, Header, Logged, PredictorAccount, ShadowLog, read_log
 from lengthwise.errors import InputError
 from lengthwise.gateway.shadow import create_shadow
 from lengthwise.predictors.service import PredictionService
+from lengthwise.traffic.shadow_log import (
+    EngineMemory,
+    Entry,
+    Gauges,
+    Header,
+    Logged,
+    PredictorAccount,
+    ShadowLog,
+    read_log,
+)
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
 from tests.gateway.helpers import CHAT, PLAIN, body, until_true
 from tests.predictors.guesses import Guess
@@ -216,7 +224,7 @@ async def test_a_full_disk_stops_the_log_but_no_request(
         raise OSError(28, "No space left on device")
 
     with shadow(engine_url, log) as url:
-        monkeypatch.setattr("lengthwise.engines.shadow_log.asdict", full)
+        monkeypatch.setattr("lengthwise.traffic.shadow_log.asdict", full)
         assert "[DONE]" in await streamed(http, url, body())
         monkeypatch.undo()
         assert "[DONE]" in await streamed(http, url, body())

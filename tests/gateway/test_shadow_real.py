@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lengthwise.engines.embedded import EmbeddedEngine
-from lengthwise.engines.shadow_log import read_log
-from lengthwise.engines.smollm2 import MODEL_NAME
+from lengthwise.traffic.shadow_log import read_log
+from lengthwise.vllm.embedded import EmbeddedEngine
+from lengthwise.vllm.smollm2 import MODEL_NAME
 
 pytestmark = pytest.mark.engine
 

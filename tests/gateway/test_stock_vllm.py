@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lengthwise.engines.embedded import EmbeddedEngine
-from lengthwise.engines.engine_metrics import read_gauges
-from lengthwise.engines.smollm2 import MODEL_NAME
+from lengthwise.client.scrape import read_gauges
+from lengthwise.vllm.embedded import EmbeddedEngine
+from lengthwise.vllm.smollm2 import MODEL_NAME
 from tests.gateway.helpers import CHAT, gateway, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lengthwise.engines.client import EngineClient
+from lengthwise.client.client import EngineClient
 from lengthwise.gateway.dispatch import GatewayEngine
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.stored_responses import ResponseOwners

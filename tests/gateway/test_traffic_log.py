@@ -17,12 +17,12 @@ from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig
 from lengthwise.gateway.keys import add_key
 from lengthwise.gateway.traffic_log import TrafficLog
-from lengthwise.predictors.logged_traffic import HEADER, TrafficRow, read_traffic, row_json
 from lengthwise.predictors.prefix_memory import levels_of
 from lengthwise.predictors.resolve import predictor_label
+from lengthwise.traffic.reader import HEADER, TrafficRow, read_traffic, row_json
 from tests.gateway.engine import StandIn
 from tests.gateway.helpers import CHAT, body, gateway, metric, post, until_true
-from tests.predictors.traffic_rows import PLAIN
+from tests.traffic.traffic_rows import PLAIN
 
 pytestmark = pytest.mark.anyio
 

@@ -13,11 +13,11 @@ from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.adapt import Observed, adapt_file
 from lengthwise.predictors.adapt_traffic import adapt_traffic, replayed_memory, save_memory
 from lengthwise.predictors.contract import as_logt
-from lengthwise.predictors.logged_traffic import TrafficRow
 from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.prefix_memory import levels_of
 from lengthwise.predictors.resolve import predictor_label
-from tests.predictors.traffic_rows import PLAIN, made, traffic, write
+from lengthwise.traffic.reader import TrafficRow
+from tests.traffic.traffic_rows import PLAIN, made, traffic, write
 
 pytestmark = pytest.mark.usefixtures("few_strengths")
 STORY, WORD = "Write a long story about {} dragons.", "Name one animal with {} legs, in one word."

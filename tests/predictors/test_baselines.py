@@ -10,7 +10,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import Ceiling, ConstantPredictor
-from lengthwise.predictors.scores import kendall_tau
+from lengthwise.traffic.scores import kendall_tau
 from lengthwise.workloads import LengthSamples, load_castillo
 from tests.predictors.rows import LLMS, known_rows
 

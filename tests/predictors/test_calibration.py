@@ -16,7 +16,7 @@ from scipy import special
 from lengthwise.errors import InputError
 from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput
 from lengthwise.predictors.calibration import Calibration, CensoredError, OnlineCalibrated, fit_calibration
-from lengthwise.predictors.scores import coverage as inside
+from lengthwise.traffic.scores import coverage as inside
 
 NU = 3.5
 

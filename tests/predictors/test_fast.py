@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.llm_names import FEATURES as NAME_FEATURES
 from lengthwise.predictors import LengthPredictor, PredictionInput
 from lengthwise.predictors.calibration import Adjustment, Calibration
 from lengthwise.predictors.fast import (
@@ -26,7 +27,7 @@ from lengthwise.predictors.fast import (
     CLIP,
     EDGE,
     FEATURES,
-    MOST_WORDS,
+    MAX_WORDS,
     PAIRS,
     RESERVED,
     FastNetwork,
@@ -38,7 +39,6 @@ from lengthwise.predictors.fast import (
     split,
     terms,
 )
-from lengthwise.predictors.llm_names import FEATURES as NAME_FEATURES
 from lengthwise.predictors.model_file import read_model_file, write_model_file
 from lengthwise.predictors.resolve import load_predictor
 
@@ -223,7 +223,7 @@ def test_a_text_without_words_has_an_unknown_share_of_one(text: str) -> None:
 
 
 def test_the_number_of_words_is_bounded() -> None:
-    assert len(Reader.of(WORDS).read("a " * 100_000).words) == MOST_WORDS + 2
+    assert len(Reader.of(WORDS).read("a " * 100_000).words) == MAX_WORDS + 2
 
 
 def test_every_byte_is_counted_once() -> None:

@@ -12,7 +12,7 @@ from scipy import integrate, special
 
 from lengthwise.lengths import LogT, fit_logt, wide_prior
 from lengthwise.predictors import LengthPredictor, PredictionInput
-from lengthwise.predictors.history import MOST_LLMS, History, Tracker, beyond
+from lengthwise.predictors.history import MAX_LLMS, History, Tracker, beyond
 
 NU = 3.5
 
@@ -87,9 +87,9 @@ def test_one_outlier_hardly_moves_the_prediction() -> None:
 
 def test_the_number_of_llms_with_a_history_is_bounded() -> None:
     history = History()
-    for n in range(MOST_LLMS + 50):
+    for n in range(MAX_LLMS + 50):
         history.observe(f"llm {n}", 100)
-    assert len(history.by_llm) == MOST_LLMS
+    assert len(history.by_llm) == MAX_LLMS
     assert "llm 0" not in history.by_llm
 
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, wide_prior
 from lengthwise.predictors import PredictionInput, load_predictor
-from lengthwise.predictors.memory_kernel import MOST_LEVELS, NODE_BYTES, WAYS
-from lengthwise.predictors.prefix_memory import Levels, MemoryPredictor, PrefixMemory, levels_of
+from lengthwise.predictors.memory_kernel import MAX_LEVELS, NODE_BYTES, WAYS
+from lengthwise.predictors.prefix_memory import MemoryPredictor, PrefixMemory, levels_of
+from lengthwise.prefixes import Levels
 from tests.predictors.memory_reference import Level, ReferenceMemory
 
 START = LogT(math.log(200), 0.8, 8192)
@@ -132,7 +133,7 @@ def test_a_full_memory_replaces_the_least_recently_observed_node() -> None:
 def test_a_prompt_of_any_size_has_a_bounded_number_of_levels_and_shares_its_prefix() -> None:
     blocks = np.random.default_rng(3).integers(1, 1 << 63, 300_000, dtype=np.uint64)
     memory = observed([30] * 20, levels_of("llm", blocks, tenant="a", template="b", session="c"))
-    assert memory.held <= MOST_LEVELS
+    assert memory.held <= MAX_LEVELS
     assert median(memory, levels_of("llm", blocks)) < 45
     assert median(memory, levels_of("llm", blocks[:50_000])) < 45
 

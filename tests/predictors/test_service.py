@@ -18,10 +18,11 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution
 from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.contract import Predictions
-from lengthwise.predictors.prefix_memory import Levels, PrefixMemory, levels_of
+from lengthwise.predictors.prefix_memory import PrefixMemory, levels_of
 from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.predictors.service import PredictionService, known_memory, known_predictor, prediction_service
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
+from lengthwise.prefixes import Levels
 from tests.predictors.guesses import Guess
 
 

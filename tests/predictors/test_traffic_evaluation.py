@@ -7,7 +7,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.traffic_evaluation import ALONE, HISTORY, SERVED, evaluate_traffic, log_scores
-from tests.predictors.traffic_rows import PLAIN, made, traffic
+from tests.traffic.traffic_rows import PLAIN, made, traffic
 
 
 def test_calibrated_predictions_have_nominal_coverage_and_beat_the_history() -> None:

@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 from experiments.__main__ import main as experiments
-from lengthwise.engines.engine_metrics import read_gauges
-from lengthwise.engines.simulated_server import SimulatedEngines
+from lengthwise.client.scrape import read_gauges
+from lengthwise.client.simulated_server import SimulatedEngines
 from lengthwise.errors import InputError
 from lengthwise.ray.sweep import on_ray
 from lengthwise.simulator.sweep import SweepConfig, run_sweep

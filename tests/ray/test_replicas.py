@@ -21,7 +21,7 @@ pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'leng
 from ray.exceptions import ActorDiedError
 from ray.serve.schema import ServeDeploySchema
 
-from lengthwise.engines.client import EngineTimeoutError
+from lengthwise.client.client import EngineTimeoutError
 from lengthwise.errors import InputError
 from lengthwise.gateway import create_app
 from lengthwise.ray.application import ServeOptions, app

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.need import need_vllm
+from tests.vllm.need import need_vllm
 
 need_vllm()
 pytestmark = pytest.mark.engine
@@ -23,8 +23,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.workloads import Workload
-from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, model_output, tiny_model
 from tests.simulator.builders import engine
+from tests.vllm.scheduling import BLOCK_SIZE, make_request, make_scheduler, model_output, tiny_model
 
 SLOTS = 6
 BUDGET = 96

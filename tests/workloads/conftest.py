@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lengthwise.files import sample
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.files import sample
 
 VARIABLE = "LENGTHWISE_DATA"
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.workloads.blocks import (
+from lengthwise.prefixes import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     hash_text,

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
+from lengthwise.prefixes import BLOCK_BYTES, BLOCK_TOKENS, hash_text
 from lengthwise.workloads import (
     DiscreteLengths,
     LengthSamples,
@@ -24,7 +25,6 @@ from lengthwise.workloads import (
     react_workload,
 )
 from lengthwise.workloads.arrivals import poisson
-from lengthwise.workloads.blocks import BLOCK_BYTES, BLOCK_TOKENS, hash_text
 from lengthwise.workloads.generators import TAIL_TOKENS, examples_text, system_prefix
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.llm_names import resolve_llm
+from lengthwise.llm_names import resolve_llm
 from lengthwise.workloads import LengthSamples, load_castillo
 
 KNOWN = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lengthwise.files import sample
 from lengthwise.workloads import LengthSamples, load_castillo, load_trace
-from lengthwise.workloads.files import sample
 
 FOLDER = sample("CREDITS.md").parent
 

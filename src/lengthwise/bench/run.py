@@ -1,6 +1,6 @@
 """Run episodes on a server: measure capacity, take turns, verify, save; always restore the server's own policy.
 
-`BenchServer` is the client side of the switch in `engines.vllm_bench`.
+`BenchServer` is the client side of the switch in `vllm.bench_switch`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from lengthwise.bench.episodes import (
     turns,
 )
 from lengthwise.bench.store import SCHEMA, BenchStore
-from lengthwise.engines.client import EngineClient, EngineError, engine_url, served_model
-from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
-from lengthwise.engines.load import LoadPlan, LoadReport, run_load
-from lengthwise.engines.vllm_bench import TOKEN_VARIABLE
+from lengthwise.client.client import EngineClient, EngineError, engine_url, served_model
+from lengthwise.client.load import LoadPlan, LoadReport, run_load
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.service import NO_PREDICTOR
 from lengthwise.reports.page import processor_name
+from lengthwise.vllm.bench_switch import TOKEN_VARIABLE
+from lengthwise.vllm.embedded import EmbeddedEngine, EngineOptions
 
 _HINT: Final = (
-    "start vLLM with --scheduler-cls lengthwise.engines.vllm.LengthwiseScheduler and LENGTHWISE_BENCH_TOKEN=SECRET, "
+    "start vLLM with --scheduler-cls lengthwise.vllm.LengthwiseScheduler and LENGTHWISE_BENCH_TOKEN=SECRET, "
     "and give the same --token"
 )
 _POLL_S: Final = 0.5

@@ -26,12 +26,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import optimize
 
-from lengthwise.engines.engine_metrics import EngineMemory
-from lengthwise.engines.shadow_log import Entry, Gauges, Logged
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, student
 from lengthwise.policies import make_policy
-from lengthwise.predictors.scores import mae, tau_within
 from lengthwise.reports.page import Document, Origin
 from lengthwise.reports.runs import NAMES, ReportedRun, figures, multiple
 from lengthwise.reports.runs import verdict as runs_verdict
@@ -53,12 +50,14 @@ from lengthwise.simulator import (
 from lengthwise.simulator.grid import Measure, paired_ratio
 from lengthwise.simulator.metrics import TRUTH
 from lengthwise.simulator.paired import Ratio, gain_captured
+from lengthwise.traffic.scores import mae, tau_within
+from lengthwise.traffic.shadow_log import EngineMemory, Entry, Gauges, Logged
 from lengthwise.workloads import Workload
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-_FEWEST: Final = 20  # requests that a report needs, and streamed answers that the fit needs
+_MIN_REQUESTS: Final = 20  # requests that a report needs, and streamed answers that the fit needs
 _BYTES_PER_TOKEN: Final = 4.0  # of English text, if the engine reports no prompt tokens
 
 
@@ -93,11 +92,11 @@ def shadow_traffic(logged: Logged, name: str) -> ShadowTraffic:
     """Return the requests of a log that can be replayed; the others are counted by the reason to leave them out."""
     left_out = Counter(why for entry in logged.entries if (why := _unfit(entry)))
     kept = [entry for entry in logged.entries if not _unfit(entry)]
-    if len(kept) < _FEWEST:
+    if len(kept) < _MIN_REQUESTS:
         raise InputError(
             f"{len(kept)} answers of known length are too few for a report",
             source=name,
-            hint=f"log at least {_FEWEST}, better some hundreds under the usual load",
+            hint=f"log at least {_MIN_REQUESTS}, better some hundreds under the usual load",
         )
     began = kept[0].arrival_s
     prompts, guessed = _prompt_tokens(kept)
@@ -161,8 +160,8 @@ def _predictions(entries: Sequence[Entry], workload: Workload, predictor: str) -
     return RequestPredictions(predictor, mu, sigma, np.array(caps, np.float64), llms, truth)
 
 
-_FEWEST_TOKENS: Final = 8  # the duration of shorter answers is mostly network latency
-_LEAST_BASE_S: Final = 1e-6
+_MIN_TOKENS: Final = 8  # the duration of shorter answers is mostly network latency
+_MIN_BASE_S: Final = 1e-6
 _BATCHED_TOKENS: Final = 2048  # vLLM's default
 _BLOCK: Final = 16
 
@@ -204,10 +203,10 @@ def fit_engine(
 def fit_cost(traffic: ShadowTraffic) -> tuple[StepCost, int]:
     """Fit the step time; return it and the number of streamed answers used."""
     n = traffic.workload.output_tokens.astype(np.float64)
-    used = traffic.streamed & (n >= _FEWEST_TOKENS) & (traffic.finish > traffic.first_token)
-    if used.sum() < _FEWEST:
+    used = traffic.streamed & (n >= _MIN_TOKENS) & (traffic.finish > traffic.first_token)
+    if used.sum() < _MIN_REQUESTS:
         raise InputError(
-            f"{int(used.sum())} streamed answers of {_FEWEST_TOKENS} or more tokens are too few to fit an engine",
+            f"{int(used.sum())} streamed answers of {_MIN_TOKENS} or more tokens are too few to fit an engine",
             source=traffic.workload.name,
             hint="give one with --engine (a name, or a file of `lengthwise engine fit`)",
         )
@@ -221,7 +220,7 @@ def fit_cost(traffic: ShadowTraffic) -> tuple[StepCost, int]:
     # Weighted by tokens, not by seconds: slow answers would count less.
     weight = 1.0 / np.sqrt(n[used])
     base, decode, prefill = optimize.nnls(columns * weight[:, None], seconds * weight)[0]
-    base = max(float(base), _LEAST_BASE_S)
+    base = max(float(base), _MIN_BASE_S)
     return StepCost(base, base, float(prefill), 0.0, float(decode), 0.0), int(used.sum())
 
 

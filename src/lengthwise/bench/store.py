@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from lengthwise.bench.episodes import Turn
 from lengthwise.errors import InputError
-from lengthwise.workloads.files import atomic_path, read_parquet_table
+from lengthwise.files import atomic_path, read_parquet_table
 
 SCHEMA: Final = pa.schema(
     [

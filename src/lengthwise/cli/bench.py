@@ -66,7 +66,7 @@ def bench(
     cache and everything learned are cleared, and its own policy returns at the end, also after Ctrl-C. Ratios are
     taken within a block, in which every policy serves the same requests. Keep other clients away meanwhile.
 
-    Server: `LENGTHWISE_BENCH_TOKEN=SECRET vllm serve MODEL --scheduler-cls lengthwise.engines.vllm.LengthwiseScheduler`
+    Server: `LENGTHWISE_BENCH_TOKEN=SECRET vllm serve MODEL --scheduler-cls lengthwise.vllm.LengthwiseScheduler`
 
     Example: `lengthwise bench --url http://127.0.0.1:8000 --token SECRET --policy lengthwise,sjf --report out.html`
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from lengthwise.cli.model_options import options_from, validated
-from lengthwise.engines.collect import CollectPlan, CollectReport, Prompt
-from lengthwise.engines.collect import collect as collect_answers
+from lengthwise.client.collect import CollectPlan, CollectReport, Prompt
+from lengthwise.client.collect import collect as collect_answers
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import to_json

@@ -19,9 +19,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from lengthwise import __version__
-from lengthwise.engines import VLLM_RELEASES
-from lengthwise.workloads.files import VARIABLE as DATA_VARIABLE
-from lengthwise.workloads.files import data_home
+from lengthwise.files import VARIABLE as DATA_VARIABLE
+from lengthwise.files import data_home
+from lengthwise.vllm.releases import VLLM_RELEASES
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _gateway_policy(port: int) -> str | None:
 
 def check_engine(url: str) -> Check:
     """Return whether an OpenAI server answers at this URL, and which."""
-    from lengthwise.engines.client import engine_url, without_credentials
+    from lengthwise.client.client import engine_url, without_credentials
 
     address = engine_url(url)
     parts = urlsplit(address)
@@ -149,8 +149,8 @@ def check_engine(url: str) -> Check:
 
 
 async def _ask_engine(name: str, url: str) -> Check:
-    from lengthwise.engines.client import EngineClient, EngineError, EngineRefusedError
-    from lengthwise.engines.engine_kind import find_engine_kind
+    from lengthwise.client.client import EngineClient, EngineError, EngineRefusedError
+    from lengthwise.client.kind import find_engine_kind
 
     async with EngineClient(url, connect_timeout_s=_CONNECTS_IN_S, silence_timeout_s=10.0) as client:
         try:

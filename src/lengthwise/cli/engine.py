@@ -14,15 +14,15 @@ import typer
 
 from lengthwise.cli.model_options import options_from, validated
 from lengthwise.cli.output import MaxNumSeqs, need_folder
-from lengthwise.engines.client import engine_url
-from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
-from lengthwise.engines.endpoint_probe import ProbePlan, probe
-from lengthwise.engines.engine_metrics import fetch_engine_facts
-from lengthwise.engines.fit import FittedCost, StepTimes, engine_spec, fit_cost, write_fitted
-from lengthwise.engines.steps import EngineFacts, read_steps
+from lengthwise.client.client import engine_url
+from lengthwise.client.endpoint_probe import ProbePlan, probe
+from lengthwise.client.scrape import fetch_engine_facts
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables
+from lengthwise.simulator.fit import FittedCost, StepTimes, engine_spec, fit_cost, write_fitted
+from lengthwise.simulator.step_log import EngineFacts, read_steps
+from lengthwise.vllm.embedded import EmbeddedEngine, EngineOptions
 
 app = typer.Typer(rich_markup_mode="markdown")
 _STARTING = "starting vLLM (half a minute on a CPU) ..."
@@ -82,8 +82,8 @@ def engine(
 
 
 def _serve_simulated(text: str, host: str, port: int) -> None:
-    from lengthwise.engines.simulated import SimulatedFleet
-    from lengthwise.engines.simulated_server import listen, serve_engines
+    from lengthwise.client.simulated_server import listen, serve_engines
+    from lengthwise.simulator.live import SimulatedFleet
 
     fleet = SimulatedFleet.parse(text)
     sockets = listen(len(fleet.engines), host, port)

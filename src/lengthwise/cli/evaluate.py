@@ -65,8 +65,8 @@ def evaluate(
 
 
 def _evaluate_traffic(folder: Path, report: Path | None, *, as_json: bool) -> None:
-    from lengthwise.predictors.logged_traffic import read_traffic
     from lengthwise.predictors.traffic_evaluation import evaluate_traffic
     from lengthwise.reports.traffic import traffic_document
+    from lengthwise.traffic.reader import read_traffic
 
     show(traffic_document(evaluate_traffic(read_traffic(folder)), Origin.here()), report, as_json=as_json)

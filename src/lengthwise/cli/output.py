@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lengthwise.errors import InputError
+from lengthwise.files import atomic_path
 from lengthwise.reports.page import Document
 from lengthwise.reports.tables import print_tables, to_json
-from lengthwise.workloads.files import atomic_path
 
 if TYPE_CHECKING:  # pyarrow is an extra
     import pyarrow as pa

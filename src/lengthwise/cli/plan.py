@@ -35,7 +35,7 @@ def plan(
     engine: Annotated[
         str, typer.Option(help="The engine to count: MODEL@GPU, or a file of `lengthwise engine fit`.")
     ] = "llama-3-8b@a100",
-    engines: Annotated[str, typer.Option(metavar="FEWEST..MOST", help="Range that is searched.")] = "1..16",
+    engines: Annotated[str, typer.Option(metavar="MIN..MAX", help="Range that is searched.")] = "1..16",
     policy: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = "fcfs,lengthwise",
     router: Annotated[str, typer.Option(help="Router that chooses the engine of each request.")] = "least_load",
     predictor: Annotated[

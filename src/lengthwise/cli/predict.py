@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lengthwise.lengths import BaseDistribution
+from lengthwise.llm_names import UNKNOWN
 from lengthwise.predictors.castillo_api import BIN_WIDTH, P99, p99_class, repeated_answers
 from lengthwise.predictors.contract import PredictionInput, Predictions
-from lengthwise.predictors.llm_names import UNKNOWN
 from lengthwise.predictors.resolve import best_packaged, resolve_predictor
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

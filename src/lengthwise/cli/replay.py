@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from lengthwise.cli.output import LIMITS, AsJson, Report, SloTpot, SloTtft, need_folder, note, show, write_parquet
-from lengthwise.engines.client import without_credentials
-from lengthwise.engines.load import LoadPlan, LoadReport, run_load
+from lengthwise.client.client import without_credentials
+from lengthwise.client.load import LoadPlan, LoadReport, run_load
 from lengthwise.errors import InputError
 from lengthwise.reports.load import ReplayReport
 from lengthwise.reports.page import Origin, this_machine

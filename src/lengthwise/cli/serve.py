@@ -11,7 +11,7 @@ import typer
 
 from lengthwise.cli.model_options import given_fields, options_from, validated
 from lengthwise.cli.output import Wait
-from lengthwise.engines.client import without_credentials
+from lengthwise.client.client import without_credentials
 from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway, run_workers
 from lengthwise.gateway.config import DEFAULT_TENANT, EngineConfig, read_config
@@ -135,7 +135,7 @@ def _started(config: GatewayConfig) -> Iterator[Callable[[GatewayConfig], Gatewa
 
 
 def _embedded(config: GatewayConfig, stack: contextlib.ExitStack) -> list[EngineConfig]:
-    from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+    from lengthwise.vllm.embedded import EmbeddedEngine, EngineOptions
 
     typer.echo("starting the embedded engine ...", err=True)
     # The gateway forwards its predictions: the engine's predictor process starts at the first request without one.
@@ -145,7 +145,7 @@ def _embedded(config: GatewayConfig, stack: contextlib.ExitStack) -> list[Engine
 
 def _simulated(engine: EngineConfig, stack: contextlib.ExitStack) -> list[EngineConfig]:
     """Return the simulated engines that a specification stands for; they run until the stack is closed."""
-    from lengthwise.engines.simulated_server import SimulatedEngines
+    from lengthwise.client.simulated_server import SimulatedEngines
 
     urls = stack.enter_context(SimulatedEngines(engine.url)).urls
     names = [engine.name if engine.name is None or len(urls) == 1 else f"{engine.name}-{n}" for n in range(len(urls))]

@@ -11,7 +11,6 @@ import typer
 
 from lengthwise.bench.shadow_gain import shadow_document, study_shadow
 from lengthwise.cli.output import AsJson, MaxNumSeqs, Wait, need_folder, show
-from lengthwise.engines.shadow_log import read_log
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.service import known_predictor
@@ -19,6 +18,7 @@ from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
 from lengthwise.simulator import find_engine
 from lengthwise.specs import split_specs
+from lengthwise.traffic.shadow_log import read_log
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
 
@@ -63,7 +63,7 @@ def shadow(
     if url is None:
         raise InputError("no engine is given", source="--url", hint="give one like http://127.0.0.1:8000")
     # Imported here because HTTP takes a second to import, and `report` does not use it.
-    from lengthwise.engines.client import engine_url, without_credentials
+    from lengthwise.client.client import engine_url, without_credentials
     from lengthwise.gateway.server import bind, check_engines, url_of
     from lengthwise.gateway.shadow import run_shadow
 

@@ -26,9 +26,9 @@ RECORD: Final = "lengthwise.record"
 
 _log = logging.getLogger(__name__)
 _STDOUT: Final = "-"
-_MOST_WAITING: Final = 1 << 16  # lines; further ones are dropped rather than delay requests
+_MAX_WAITING: Final = 1 << 16  # lines; further ones are dropped rather than delay requests
 _END_S: Final = 2.0  # for the lines that wait when the gateway stops
-_MOST_CHARACTERS: Final = 200  # of a text that the client chooses
+_MAX_CHARACTERS: Final = 200  # of a text that the client chooses
 
 
 class AccessLog:
@@ -41,7 +41,7 @@ class AccessLog:
         """Open the file (`-` is standard output); InputError if that fails. Lines are written inside `with`."""
         self._target = target
         self._file = _open(target)
-        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
+        self._lines: queue.Queue[str | None] = queue.Queue(_MAX_WAITING)
         self._dropped = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._write_lines, name="access-log", daemon=True)
@@ -68,7 +68,7 @@ class AccessLog:
             "request_id": None,
             "tenant": None,
             "method": scope["method"],
-            "path": scope["path"][:_MOST_CHARACTERS],
+            "path": scope["path"][:_MAX_CHARACTERS],
             "status": None,  # stays None if the client left before its answer
         }
         try:
@@ -100,7 +100,7 @@ class AccessLog:
         ended = False
         while not ended:
             lines = [self._lines.get()]
-            while len(lines) < _MOST_WAITING:
+            while len(lines) < _MAX_WAITING:
                 try:
                     lines.append(self._lines.get_nowait())
                 except queue.Empty:
@@ -129,7 +129,7 @@ def noting(send: Send, record: dict[str, Any]) -> Send:
 
 def shortened(text: str | None) -> str | None:
     """Return a text that a client chooses, as far as it is logged."""
-    return None if text is None else text[:_MOST_CHARACTERS]
+    return None if text is None else text[:_MAX_CHARACTERS]
 
 
 def _open(target: str) -> int:

@@ -31,13 +31,13 @@ from lengthwise.gateway.endpoint import GatewayParts
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import LengthDistribution, wide_prior
 from lengthwise.policies import Job, make_policy
-from lengthwise.predictors.contract import PredictionSource
+from lengthwise.traffic.rows import PredictionSource
 
 PREFIX: Final = "/lengthwise/v1"
 
-_MOST_SPEC: Final = 1000  # characters of a policy: wrappers around wrappers would exceed the stack
-_MOST_PREDICTED_BYTES: Final = 1 << 20
-_MOST_LISTED: Final = 10_000
+_MAX_SPEC: Final = 1000  # characters of a policy: wrappers around wrappers would exceed the stack
+_MAX_PREDICTED_BYTES: Final = 1 << 20
+_MAX_LISTED: Final = 10_000
 _PREDICT_S: Final = 10.0
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
@@ -106,7 +106,7 @@ class Admin:
     async def queue(self, request: Request) -> Response:
         """List the waiting requests of each queue, the next to run first; at most `limit` (100) of each."""
         try:
-            limit = min(max(0, int(request.query_params.get("limit", "100"))), _MOST_LISTED)
+            limit = min(max(0, int(request.query_params.get("limit", "100"))), _MAX_LISTED)
         except ValueError as error:
             raise ApiError(400, "limit: give a number of requests", param="limit", code="invalid_value") from error
         found = await self._of_all_workers("queue", limit)
@@ -146,7 +146,7 @@ class Admin:
 
     async def predict(self, request: Request) -> Response:
         """Return the predicted length of the answer to a body of any of the queued APIs, without running it."""
-        raw = await read_body(request, min(self._parts.config.max_body_bytes, _MOST_PREDICTED_BYTES))
+        raw = await read_body(request, min(self._parts.config.max_body_bytes, _MAX_PREDICTED_BYTES))
         body = parse(_api_of(raw), raw)
         source, prediction = await self._predicted(body)
         return JSONResponse({"model": body.model, "source": source, **_numbers(prediction.censored_at(body.limit))})
@@ -206,7 +206,7 @@ class Admin:
     async def _change_policy(self, request: Request) -> None:
         try:
             name = json.loads(await read_body(request))["policy"]
-            policy = make_policy(str(name)[:_MOST_SPEC], imports=False)
+            policy = make_policy(str(name)[:_MAX_SPEC], imports=False)
         except InputError as error:
             raise ApiError(400, str(error), param="policy", code="unknown_policy") from error
         except (ValueError, KeyError, TypeError) as error:

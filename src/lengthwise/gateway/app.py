@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.client.client import EngineClient, EngineError
 from lengthwise.gateway.access_log import AccessLog
 from lengthwise.gateway.admin import PREFIX, Admin
 from lengthwise.gateway.bodies import BODIES

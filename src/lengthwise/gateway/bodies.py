@@ -20,20 +20,20 @@ from lengthwise.lengths import DEFAULT_CAP, Point
 from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.contract import render_chat
-from lengthwise.predictors.prefix_memory import Levels, levels_of
-from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_bytes, hash_tokens
+from lengthwise.predictors.prefix_memory import levels_of
+from lengthwise.prefixes import BYTES_PER_TOKEN, Levels, hash_bytes, hash_tokens
 
 Validated = TypeVar("Validated", bound=BaseModel)
 
 MAX_LENGTH: Final = 131_072
 """The most tokens that scheduling assumes for an answer, whatever a client declares."""
 
-MOST_ELEMENTS: Final = 1 << 20
+MAX_ELEMENTS: Final = 1 << 20
 """JSON elements of a body: token ids of a prompt, messages and their fields."""
 
-_MOST_ADMIN_BYTES: Final = 64 << 10
+_MAX_ADMIN_BYTES: Final = 64 << 10
 
-_MOST_USER: Final = 256  # characters of a user's name that identify it; names stay in memory
+_MAX_USER: Final = 256  # characters of a user's name that identify it; names stay in memory
 _HINTED_PRIORITIES: Final = ("priority", "strict_priority")  # of Dynamo's nvext.agent_hints
 _Model = Annotated[str, Field(max_length=4096)]  # as long as a path; names stay in memory where engines list no models
 _Limit = Annotated[int, Field(ge=0, le=1 << 31)]
@@ -123,7 +123,7 @@ class CompletionBody(_Part):
             priority=self.priority or 0,
             deadline=now + target_s,
             llm=self.model,
-            tenant=None if self.end_user is None else self.end_user[:_MOST_USER],
+            tenant=None if self.end_user is None else self.end_user[:_MAX_USER],
             session=None if session is None else session.decode("latin-1"),
         )
 
@@ -411,8 +411,8 @@ def check_elements(raw: bytes) -> None:
 
     Commas and colons are counted, those in texts too. The parser holds the interpreter's lock: a thread is no help.
     """
-    if len(raw) > MOST_ELEMENTS and raw.count(b",") + raw.count(b":") > MOST_ELEMENTS:
-        raise ApiError(413, f"the body has more than {MOST_ELEMENTS} JSON elements", code="body_too_complex")
+    if len(raw) > MAX_ELEMENTS and raw.count(b",") + raw.count(b":") > MAX_ELEMENTS:
+        raise ApiError(413, f"the body has more than {MAX_ELEMENTS} JSON elements", code="body_too_complex")
 
 
 def parse(model: type[CompletionBody], raw: bytes) -> CompletionBody:
@@ -429,7 +429,7 @@ def parse(model: type[CompletionBody], raw: bytes) -> CompletionBody:
         raise invalid_field(error) from None
 
 
-async def read_body(request: Request, limit: int = _MOST_ADMIN_BYTES) -> bytes:
+async def read_body(request: Request, limit: int = _MAX_ADMIN_BYTES) -> bytes:
     """Return the body; ApiError 413 if it is larger than `limit` bytes."""
     parts: list[bytes] = []
     size = 0
@@ -442,7 +442,7 @@ async def read_body(request: Request, limit: int = _MOST_ADMIN_BYTES) -> bytes:
 
 
 async def read_model(
-    request: Request, model: type[Validated], limit: int = _MOST_ADMIN_BYTES, code: str = "invalid_value"
+    request: Request, model: type[Validated], limit: int = _MAX_ADMIN_BYTES, code: str = "invalid_value"
 ) -> Validated:
     """Return the body as a model; ApiError 400 that names the invalid field."""
     raw = await read_body(request, limit)

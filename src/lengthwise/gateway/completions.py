@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
-from lengthwise.engines.client import (
-    EngineAnswer,
+from lengthwise.client.client import (
     EngineBrokenError,
     EngineError,
     EngineRefusedError,
+    EngineResponse,
     EngineUnreachableError,
 )
 from lengthwise.gateway.access_log import shortened
@@ -36,7 +36,8 @@ from lengthwise.gateway.tenants import Lease
 from lengthwise.gateway.usage import ResponsesMeasure
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
-from lengthwise.predictors.contract import PredictionInput, PredictionSource
+from lengthwise.predictors.contract import PredictionInput
+from lengthwise.traffic.rows import PredictionSource
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -375,7 +376,7 @@ class Completions(Endpoint):
         elif not isinstance(error, EngineRefusedError) or error.status >= 500:
             self._dispatcher.on_answer(engine, failed=True)
 
-    async def _exchange(self, engine: GatewayEngine, call: Call, raw: bytes) -> EngineAnswer:
+    async def _exchange(self, engine: GatewayEngine, call: Call, raw: bytes) -> EngineResponse:
         await next_stage()
         path, headers = self._path + call.caller.query, call.caller.forwarded_headers(call.request_id)
         if self._tracing is not None and call.span is not None:

@@ -18,15 +18,15 @@ from pydantic import (
     model_validator,
 )
 
-from lengthwise.engines.client import engine_url, without_credentials
+from lengthwise.client.client import engine_url, without_credentials
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
-from lengthwise.predictors.logged_traffic import MEMORY_NAME, PREDICTOR_NAME
 from lengthwise.predictors.model_file import SUFFIX
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
 from lengthwise.routers import make_router
 from lengthwise.settings import read_yaml, validated
+from lengthwise.traffic.reader import MEMORY_NAME, PREDICTOR_NAME
 
 ConfiguredKind = Literal["auto", "lengthwise", "vllm", "sglang", "openai"]
 
@@ -54,7 +54,7 @@ def _known_router(name: str | None) -> str | None:
 def _engine_address(text: str) -> str:
     if not text.strip().startswith(SIMULATED):
         return engine_url(text)
-    from lengthwise.engines.simulated import SimulatedFleet  # loads the simulator
+    from lengthwise.simulator.live import SimulatedFleet  # loads the simulator
 
     SimulatedFleet.parse(text.strip())
     return text.strip()

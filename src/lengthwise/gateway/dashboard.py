@@ -113,16 +113,16 @@ def _one_engine(seen: Sequence[dict[str, Any]]) -> dict[str, Any]:
 PAGE_PATHS: Final = {"/": "index.html", "/dashboard.css": "dashboard.css", "/dashboard.js": "dashboard.js"}
 """Static files, which hold no data."""
 
-MOST_VIEWERS: Final = 32
+MAX_VIEWERS: Final = 32
 _EVERY_S: Final = 1.0
-_MOST_SNAPSHOTS: Final = 600  # then a viewer connects again, so that its access is checked again
-_MOST_ROWS: Final = 24  # of each state, which is what fits on a screen; of one second for those that ended
+_MAX_SNAPSHOTS: Final = 600  # then a viewer connects again, so that its access is checked again
+_MAX_ROWS: Final = 24  # of each state, which is what fits on a screen; of one second for those that ended
 _HISTORY: Final = 800
 _BUCKET_S: Final = 15.0
 _LEVELS: Final = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95)
-_LEAST_REPLAYED: Final = 50
-_MOST_ANSWER_S: Final = 120.0
-_MOST_QUESTION_BYTES: Final = 4096
+_MIN_REPLAYED: Final = 50
+_MAX_ANSWER_S: Final = 120.0
+_MAX_QUESTION_BYTES: Final = 4096
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -201,8 +201,8 @@ class Dashboard:
 
     async def events(self, request: Request) -> Response:
         """Return the stream of snapshots, the history first; 503 if too many watch."""
-        if len(self._viewers) >= MOST_VIEWERS:
-            message = f"{MOST_VIEWERS} viewers watch, the most allowed"
+        if len(self._viewers) >= MAX_VIEWERS:
+            message = f"{MAX_VIEWERS} viewers watch, the most allowed"
             raise ApiError(503, message, code="too_many_viewers", headers={"retry-after": "10"})
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._watch(request), media_type="text/event-stream", headers=headers)
@@ -214,7 +214,7 @@ class Dashboard:
             self._ticking = asyncio.create_task(self._tick(request))
         try:
             yield _event("history", await self._history())
-            for _ in range(_MOST_SNAPSHOTS):
+            for _ in range(_MAX_SNAPSHOTS):
                 snapshot = await snapshots.get()
                 if snapshot is None:
                     return
@@ -268,9 +268,9 @@ class Dashboard:
         began, now = time.thread_time(), self._dispatcher.clock()
         dispatcher, recent = self._dispatcher, self._recent
         engines = dispatcher.engines
-        waiting = chain.from_iterable(queue.first(_MOST_ROWS) for _, queue in dispatcher.queues)
+        waiting = chain.from_iterable(queue.first(_MAX_ROWS) for _, queue in dispatcher.queues)
         running = ((job.started or now, engine, job) for engine in engines for job in engine.jobs.values())
-        longest = nsmallest(_MOST_ROWS, running, key=itemgetter(0))
+        longest = nsmallest(_MAX_ROWS, running, key=itemgetter(0))
         new = recent.added if since is None or since > recent.added else recent.added - since
         counts = {
             "added": recent.added,
@@ -278,7 +278,7 @@ class Dashboard:
             "running": sum(engine.in_flight for engine in engines),
             "failed": recent.failed,
             "engines": [_engine(engine) for engine in engines],
-            "queue": [[*self._job(job), round(now - job.arrival, 2)] for job in islice(waiting, _MOST_ROWS)],
+            "queue": [[*self._job(job), round(now - job.arrival, 2)] for job in islice(waiting, _MAX_ROWS)],
             "slots": [
                 [*self._job(job), engine.name, self._progress(engine, job, now), round(now - started, 2)]
                 for started, engine, job in longest
@@ -303,9 +303,9 @@ class Dashboard:
             "workers": workers,
             "finished_per_s": len(rows) / _EVERY_S,
             "tokens_per_s": int(rows["tokens"].sum()) / _EVERY_S,
-            "queue": counts["queue"][:_MOST_ROWS],
-            "slots": counts["slots"][:_MOST_ROWS],
-            "finished": [_finished(row) for row in rows[-_MOST_ROWS:].tolist()],
+            "queue": counts["queue"][:_MAX_ROWS],
+            "slots": counts["slots"][:_MAX_ROWS],
+            "finished": [_finished(row) for row in rows[-_MAX_ROWS:].tolist()],
         }
 
     async def _history(self) -> dict[str, Any]:
@@ -347,11 +347,11 @@ class Dashboard:
 
     async def what_if(self, request: Request) -> Response:
         """Return what the last hour would have been under other policies and numbers of engines; one at a time."""
-        question = await read_model(request, WhatIf, _MOST_QUESTION_BYTES)
+        question = await read_model(request, WhatIf, _MAX_QUESTION_BYTES)
         state = self._merged(await self._states())
         rows = state.rows
-        if len(rows) < _LEAST_REPLAYED:
-            message = f"{len(rows)} requests ended in the last hour; {_LEAST_REPLAYED} are needed"
+        if len(rows) < _MIN_REPLAYED:
+            message = f"{len(rows)} requests ended in the last hour; {_MIN_REPLAYED} are needed"
             raise ApiError(409, message, code="too_few_requests")
         if self._simulating.locked():
             raise ApiError(429, "another simulation runs; try again later", code="busy", headers={"retry-after": "10"})
@@ -361,7 +361,7 @@ class Dashboard:
         if found and "error" in found[-1]:
             raise ApiError(400, found[-1]["error"], code="invalid_value")
         if not found:
-            message = "the simulation failed" if ended else f"the simulation took more than {_MOST_ANSWER_S:.0f} s"
+            message = "the simulation failed" if ended else f"the simulation took more than {_MAX_ANSWER_S:.0f} s"
             raise ApiError(503, message, code="no_simulation")
         return JSONResponse({"now": found[0], "answers": found[1:], "complete": ended})
 
@@ -422,7 +422,7 @@ async def _simulated(question: bytes) -> tuple[list[bytes], bool]:
     assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
     lines: list[bytes] = []
     try:
-        async with asyncio.timeout(_MOST_ANSWER_S):
+        async with asyncio.timeout(_MAX_ANSWER_S):
             with suppress(ConnectionError):
                 process.stdin.write(question)
                 await process.stdin.drain()

@@ -13,27 +13,28 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from lengthwise.engines.client import EngineClient
-from lengthwise.engines.engine_kind import EngineKind
-from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory
+from lengthwise.client.client import EngineClient
+from lengthwise.client.kind import EngineKind
+from lengthwise.client.scrape import EngineGauges
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.routing import RouterAdapter
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution
 from lengthwise.policies import Fcfs, Job, Policy, PolicyQueue, TokenRate
 from lengthwise.policies.admission import JointAdmission
 from lengthwise.predictors.service import PredictionService
+from lengthwise.traffic.shadow_log import EngineMemory
 
 _log = logging.getLogger(__name__)
-_MOST_RETRY_AFTER_S: Final = 60
+_MAX_RETRY_AFTER_S: Final = 60
 _SLOT_WEIGHT: Final = 0.05  # of the newest request in the mean time that requests hold a slot
 _BOUND_SIGMAS: Final = 2.0  # above the median: the bound of a request's KV memory
 _LONGEST_SIGMAS: Final = 4.0  # above the median: the longest answer that is expected
 _SLOWEST: Final = 4.0  # times the mean time per token: the slowest answer that is expected
-_MOST_EXPONENT: Final = 700.0
+_MAX_EXPONENT: Final = 700.0
 _PAUSE_S: Final = 1.0  # after a 429 without Retry-After
-_MOST_PAUSE_S: Final = 10.0
-_MOST_DOUBLINGS: Final = 5  # of the time that a breaker is open
-_MOST_MODELS: Final = 1024  # whose groups are remembered: where engines list no models, clients choose the names
+_MAX_PAUSE_S: Final = 10.0
+_MAX_DOUBLINGS: Final = 5  # of the time that a breaker is open
+_MAX_MODELS: Final = 1024  # whose groups are remembered: where engines list no models, clients choose the names
 
 
 RECENT: Final = 256
@@ -121,7 +122,7 @@ class GatewayEngine:
             return math.inf
         tokens: float = job.max_tokens or DEFAULT_CAP
         if not declared:
-            tokens = min(tokens, math.exp(min(job.mu + _LONGEST_SIGMAS * job.sigma, _MOST_EXPONENT)))
+            tokens = min(tokens, math.exp(min(job.mu + _LONGEST_SIGMAS * job.sigma, _MAX_EXPONENT)))
         return _SLOWEST * tokens * self.busy_s / self.tokens
 
     def serves(self, model: str | None) -> bool:
@@ -357,7 +358,7 @@ class Dispatcher:
         if group is None:  # the engines list other models since
             return 1
         wait_s = (len(group.queue) + 1) * (self._slot_s or 0.0) / group.queue.slots
-        return math.ceil(min(max(wait_s, 1.0), _MOST_RETRY_AFTER_S))
+        return math.ceil(min(max(wait_s, 1.0), _MAX_RETRY_AFTER_S))
 
     async def place(
         self,
@@ -501,7 +502,7 @@ class Dispatcher:
                 _log.warning("%s failed %d times in a row", engine.name, engine.failures)
             engine.breaker = "open"
             engine.openings += 1
-        doublings = min(max(0, engine.openings - 1), _MOST_DOUBLINGS)
+        doublings = min(max(0, engine.openings - 1), _MAX_DOUBLINGS)
         engine.retry_at = self.clock() + self._breaker_s * 2**doublings * self._jitter.uniform(1.0, 1.5)
 
     def pause(self, engine: GatewayEngine, asked_s: float | None) -> None:
@@ -509,7 +510,7 @@ class Dispatcher:
 
         Its breaker stays closed: the limit may be that of one client.
         """
-        wait_s = min(_MOST_PAUSE_S, _PAUSE_S if asked_s is None else asked_s)
+        wait_s = min(_MAX_PAUSE_S, _PAUSE_S if asked_s is None else asked_s)
         engine.paused_until = self.clock() + wait_s
         asyncio.get_running_loop().call_later(wait_s, self._dispatch)
 
@@ -583,7 +584,7 @@ class Dispatcher:
             self._update_load()
         group = self._groups[numbers]
         if only is None:
-            if len(self._by_model) >= _MOST_MODELS:
+            if len(self._by_model) >= _MAX_MODELS:
                 self._by_model.clear()
             self._by_model[model] = group
         return group
@@ -698,7 +699,7 @@ def _with_slot(group: _Group, now: float, avoid: Collection[GatewayEngine] = ())
 
 def _kv_bound(job: Job) -> int:
     """Return KV tokens that a request all but surely stays below: two sigmas above the median, at most its cap."""
-    length = math.exp(min(job.mu + _BOUND_SIGMAS * job.sigma, _MOST_EXPONENT))
+    length = math.exp(min(job.mu + _BOUND_SIGMAS * job.sigma, _MAX_EXPONENT))
     return job.prompt_tokens + math.ceil(min(length, job.cap))
 
 

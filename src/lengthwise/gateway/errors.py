@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lengthwise.engines.client import EngineError, EngineRefusedError, EngineTimeoutError
+from lengthwise.client.client import EngineError, EngineRefusedError, EngineTimeoutError
 from lengthwise.gateway.metrics import Outcome
 
 ErrorFormat = Literal["openai", "responses", "anthropic"]

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Self
 
-from lengthwise.engines.client import EngineClient, EngineError
-from lengthwise.engines.engine_kind import find_engine_kind
-from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
+from lengthwise.client.client import EngineClient, EngineError
+from lengthwise.client.kind import find_engine_kind
+from lengthwise.client.scrape import fetch_metrics, read_gauges, read_memory
 from lengthwise.errors import InputError
 from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.types import Scope
 
-from lengthwise.engines.client import EngineAnswer, EngineError, EngineUnreachableError
+from lengthwise.client.client import EngineError, EngineResponse, EngineUnreachableError
 from lengthwise.gateway.access_log import shortened
 from lengthwise.gateway.bodies import BODIES, check_elements
 from lengthwise.gateway.dispatch import GatewayEngine
@@ -36,7 +36,7 @@ _BOUNDARY: Final = re.compile(rb'multipart/form-data\b.*\bboundary="?([^";]{1,70
 _MODEL_PART: Final = re.compile(rb'content-disposition:[^\r\n]*;\s*name="?model"?\s*(?:\r|$)', re.IGNORECASE)
 _MODELS: Final = "/v1/models"
 _STORED: Final = "/v1/responses/"
-_MOST_PART_HEAD: Final = 4096
+_MAX_PART_HEAD: Final = 4096
 _ENDPOINT: Final = "forwarded"  # one label for all paths: clients choose them
 
 
@@ -159,14 +159,14 @@ def _model_of_form(raw: bytes, delimiter: bytes) -> _Model:
     while at >= 0:
         start = at + len(delimiter)
         at = raw.find(delimiter, start)
-        head_end = raw.find(b"\r\n\r\n", start, start + _MOST_PART_HEAD)
+        head_end = raw.find(b"\r\n\r\n", start, start + _MAX_PART_HEAD)
         if at >= 0 and start < head_end < at and _MODEL_PART.search(raw[start:head_end]):
             span = head_end + 4, max(head_end + 4, at - 2)
             return _Model(raw[slice(*span)].decode("utf-8", "replace"), span)
     return _Model()
 
 
-async def _pass(answer: EngineAnswer, caller: Caller, request_id: bytes) -> Outcome:
+async def _pass(answer: EngineResponse, caller: Caller, request_id: bytes) -> Outcome:
     """Pass an answer on: JSON in one piece, events and anything else (audio) as it arrives."""
     if answer.is_stream or answer.is_json:
         await relay(answer, caller, request_id, Measure(), lambda: None)

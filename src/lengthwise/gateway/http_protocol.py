@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _TIMER_S: Final = 0.01  # event loops round the times of their timers
 _LOG_EVERY_S: Final = 10.0
 _BODY_STEP: Final = 1 << 16  # bytes that renew the time for a body: a steady client is never too slow
-_MOST_FILES: Final = 1 << 16
+_MAX_FILES: Final = 1 << 16
 _OTHER_FILES: Final = 64  # the listening socket, logs, the predictor's pipes
 _SMALL_ANSWER: Final = 1 << 16  # bytes that are sent together with the head
 
@@ -43,11 +43,11 @@ class ConnectionLimits:
 def file_limit() -> int:
     """Raise the process's limit of open files as far as it may, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
-    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    return _MAX_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def most_connections(files: int) -> int:

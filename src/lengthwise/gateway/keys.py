@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lengthwise.errors import InputError
+from lengthwise.files import atomic_path
 from lengthwise.gateway.config import TenantConfig
-from lengthwise.workloads.files import atomic_path
 
 _PREFIX = "lw-"
 _ID_DIGITS = 12

@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from lengthwise.predictors.contract import PredictionSource
 from lengthwise.predictors.service import PredictionService
+from lengthwise.traffic.rows import PredictionSource
 
 if TYPE_CHECKING:
     from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine

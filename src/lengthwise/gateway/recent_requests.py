@@ -18,9 +18,9 @@ Rows = NDArray[np.void]
 
 HOUR_S: Final = 3600.0
 SOURCES: Final = ("prior", "history", "predictor", "hint")
-_MOST_NAMES: Final = 256
+_MAX_NAMES: Final = 256
 _OTHERS: Final = "others"
-_MOST_UNWRITTEN: Final = 256
+_MAX_UNWRITTEN: Final = 256
 ROW: Final = np.dtype(
     [
         ("number", "i8"),
@@ -52,7 +52,7 @@ class Names:
         """Return the number of a name."""
         found = self._numbers.get(name)
         if found is None:
-            if len(self.names) >= _MOST_NAMES - 1:
+            if len(self.names) >= _MAX_NAMES - 1:
                 name = _OTHERS
             found = self._numbers.setdefault(name, len(self.names))
             if found == len(self.names):
@@ -102,7 +102,7 @@ class RecentRequests:
         )
         self._unwritten.append(row)
         self.added += 1
-        if len(self._unwritten) >= _MOST_UNWRITTEN:
+        if len(self._unwritten) >= _MAX_UNWRITTEN:
             self._write()
 
     def _write(self) -> None:

@@ -17,8 +17,9 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from lengthwise.engines.client import without_credentials
+from lengthwise.client.client import without_credentials
 from lengthwise.errors import InputError
+from lengthwise.files import file_version
 from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import GatewayEngine
 from lengthwise.gateway.endpoint import GatewayParts
@@ -28,7 +29,6 @@ from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.resolve import predictor_label
 from lengthwise.predictors.service import QUICK, PredictionService
 from lengthwise.predictors.subprocess_predictor import SubprocessError, SubprocessPredictor
-from lengthwise.workloads.files import file_version
 
 _log = logging.getLogger(__name__)
 

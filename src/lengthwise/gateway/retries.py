@@ -12,9 +12,9 @@ RETRIED_STATUSES: Final = frozenset({429, 502, 503})
 
 _FLOOR_PER_S: Final = 3.0  # retries that the budget grows by, without any requests
 _FIRST_SAVED: Final = 10.0
-_MOST_SAVED: Final = 100.0
+_MAX_SAVED: Final = 100.0
 _FIRST_WAIT_S: Final = 0.025  # of the exponential backoff with full jitter, as in Envoy
-_MOST_WAIT_S: Final = 10.0  # for an engine that asks for more, its answer is passed on
+_MAX_WAIT_S: Final = 10.0  # for an engine that asks for more, its answer is passed on
 
 
 class Retries:
@@ -41,7 +41,7 @@ class Retries:
 
     def on_request(self) -> None:
         """Let the budget grow for a new request."""
-        self._saved = min(_MOST_SAVED, self._saved + self._share)
+        self._saved = min(_MAX_SAVED, self._saved + self._share)
 
     def wait_s(self, retries: int, retry_after_s: float | None = None) -> float | None:
         """Take a retry from the budget and return the seconds to wait before it; None if there is to be none.
@@ -49,10 +49,10 @@ class Retries:
         `retries` have been made for this request; `retry_after_s` is the wait that the engine asks for, if the same
         engine is to be asked again.
         """
-        if retries >= self._most or (retry_after_s or 0.0) > _MOST_WAIT_S:
+        if retries >= self._most or (retry_after_s or 0.0) > _MAX_WAIT_S:
             return None
         now = self._clock()
-        self._saved = min(_MOST_SAVED, self._saved + _FLOOR_PER_S * (now - self._saved_at))
+        self._saved = min(_MAX_SAVED, self._saved + _FLOOR_PER_S * (now - self._saved_at))
         self._saved_at = now
         if self._saved < 1.0:
             return None

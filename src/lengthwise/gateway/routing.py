@@ -8,15 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
-from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory
+from lengthwise.client.scrape import EngineGauges
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
+from lengthwise.prefixes import BLOCK_TOKENS
 from lengthwise.routers import Admitted, EngineInfo, Event, Evicted, Finished, Progress, Router, Scraped, make_router
-from lengthwise.workloads.blocks import BLOCK_TOKENS
+from lengthwise.traffic.shadow_log import EngineMemory
 
 _log = logging.getLogger(__name__)
 _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens
-_MOST_FINISHED: Final = 256  # that wait for the router's next decision
+_MAX_FINISHED: Final = 256  # that wait for the router's next decision
 
 Result = TypeVar("Result")
 
@@ -131,7 +132,7 @@ class RouterAdapter:
         """Report that a request no longer runs on an engine, for whatever reason."""
         self.terms.pop(job.id, None)
         self._finished.append(Finished(job.id, engine.number, now, generated, ttft_s))
-        if len(self._finished) >= _MOST_FINISHED:
+        if len(self._finished) >= _MAX_FINISHED:
             self.settle()
 
     def on_metrics(self, engine: RoutedEngine, gauges: EngineGauges, now: float) -> None:

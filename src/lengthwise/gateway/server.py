@@ -17,7 +17,7 @@ from typing import Final
 import uvicorn
 from starlette.applications import Starlette
 
-from lengthwise.engines.client import EngineClient, EngineError, without_credentials
+from lengthwise.client.client import EngineClient, EngineError, without_credentials
 from lengthwise.errors import InputError
 from lengthwise.gateway.app import create_app
 from lengthwise.gateway.config import GatewayConfig

@@ -20,18 +20,18 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from lengthwise.engines.client import EngineClient, EngineError, without_credentials
-from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
-from lengthwise.engines.shadow_log import End, Entry, Gauges, Header, PredictorAccount, ShadowLog
+from lengthwise.client.client import EngineClient, EngineError, without_credentials
+from lengthwise.client.scrape import fetch_metrics, read_gauges, read_memory
 from lengthwise.gateway.bodies import BODIES, CompletionBody, parse
 from lengthwise.gateway.errors import ApiError, from_engine, internal_error_response
 from lengthwise.gateway.server import run_app
 from lengthwise.gateway.streaming import Caller, ClientGoneError, Measure, relay
 from lengthwise.lengths import LengthDistribution, LogT, Point
-from lengthwise.predictors.contract import PredictionSource
 from lengthwise.predictors.service import PredictionService, prediction_service
+from lengthwise.traffic.rows import PredictionSource
+from lengthwise.traffic.shadow_log import End, Entry, Gauges, Header, PredictorAccount, ShadowLog
 
-_MOST_BYTES: Final = 1 << 30
+_MAX_BYTES: Final = 1 << 30
 
 
 @dataclass
@@ -70,7 +70,7 @@ class ShadowProxy:
         caller = Caller(scope, receive, send)
         model = BODIES.get(scope["path"]) if scope["method"] == "POST" else None
         try:
-            raw = await caller.body(_MOST_BYTES)
+            raw = await caller.body(_MAX_BYTES)
             with caller.present():
                 if model is None:
                     await self._forward(scope, caller, raw, _Seen("", arrival_s, None, Measure(), len(raw)))

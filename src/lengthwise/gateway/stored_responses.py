@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from lengthwise.engines.client import EngineError
+from lengthwise.client.client import EngineError
 from lengthwise.gateway.dispatch import GatewayEngine
 from lengthwise.gateway.errors import ApiError
 
-MOST_OWNERS: Final = 1 << 16
+MAX_OWNERS: Final = 1 << 16
 """Answers that are remembered; the least recently used are forgotten."""
 _ASK_S: Final = 5.0
 
@@ -19,7 +19,7 @@ _ASK_S: Final = 5.0
 class ResponseOwners:
     """The engines and tenants of stored answers, by their id."""
 
-    def __init__(self, most: int = MOST_OWNERS) -> None:
+    def __init__(self, most: int = MAX_OWNERS) -> None:
         self._most = most
         self._owners: OrderedDict[str, tuple[GatewayEngine, str]] = OrderedDict()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
-from lengthwise.engines.client import EngineAnswer, EngineBrokenError, EngineError
+from lengthwise.client.client import EngineBrokenError, EngineError, EngineResponse
 from lengthwise.gateway.access_log import RECORD
 from lengthwise.gateway.errors import ApiError, ErrorFormat, from_engine
 
@@ -24,8 +24,8 @@ _REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
 _WHOLE: Final = frozenset({b"stop", b"tool_calls", b"function_call"})
 _DATA: Final = b"data:"
 _DONE: Final = re.compile(rb"^data:\s*\[DONE\]", re.MULTILINE)
-_MOST_LINE: Final = 1 << 25  # bytes of one line of a stream, which is held until it is complete
-_MOST_TOKENS: Final = 1 << 31  # no answer is that long; a larger count is not used
+_MAX_LINE: Final = 1 << 25  # bytes of one line of a stream, which is held until it is complete
+_MAX_TOKENS: Final = 1 << 31  # no answer is that long; a larger count is not used
 
 
 class Measure:
@@ -132,7 +132,7 @@ def _usage_event(data: bytes) -> dict[str, Any]:
 def count_tokens(usage: dict[str, Any], name: str, otherwise: int | None) -> int | None:
     """Return a count of a usage; `otherwise` where it is missing or no count."""
     value = usage.get(name)
-    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else otherwise
+    return value if type(value) is int and 0 <= value <= _MAX_TOKENS else otherwise
 
 
 # Headers of one connection, not of the request (RFC 9110, 7.6.1).
@@ -346,7 +346,7 @@ class _Presence:
 
 
 async def relay(
-    answer: EngineAnswer,
+    answer: EngineResponse,
     caller: Caller,
     request_id: bytes | None,
     measure: Measure,
@@ -377,7 +377,7 @@ async def relay(
             whole, held = _whole_lines(held + data if held else data)
             if whole and (whole := measure.lines(whole)):
                 await caller.write(whole)
-            if len(held) > _MOST_LINE:
+            if len(held) > _MAX_LINE:
                 raise EngineBrokenError("the engine sent a line that is too long")
     except EngineError as error:
         if caller.answered:
@@ -399,7 +399,7 @@ def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
     return data[:end], data[end:]
 
 
-def passed_headers(answer: EngineAnswer, *, own_id: bool = False) -> list[tuple[bytes, bytes]]:
+def passed_headers(answer: EngineResponse, *, own_id: bool = False) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer that the client receives; the engine's request id only with `own_id`."""
     headers = answer.raw_headers
     left_out = _with_hop_by_hop(_OF_ENGINE - {b"x-request-id"} if own_id else _OF_ENGINE, headers)

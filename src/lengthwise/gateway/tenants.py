@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lengthwise.errors import InputError
+from lengthwise.files import Version, file_version
 from lengthwise.gateway.access_log import RECORD, AccessLog, noting
 from lengthwise.gateway.config import DEFAULT_TENANT, GatewayConfig, TenantConfig
 from lengthwise.gateway.dashboard import PAGE_PATHS
@@ -24,7 +25,6 @@ from lengthwise.gateway.errors import ApiError, error_format
 from lengthwise.gateway.keys import key_hash, read_keys
 from lengthwise.policies import Policy, make_policy
 from lengthwise.policies.wrappers import Fair, Wrapper
-from lengthwise.workloads.files import Version, file_version
 
 _log = logging.getLogger(__name__)
 

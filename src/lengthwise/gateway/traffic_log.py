@@ -1,4 +1,4 @@
-"""The writer of the traffic log of `lengthwise serve --learn DIR`; `predictors.logged_traffic` has format and reader.
+"""The writer of the traffic log of `lengthwise serve --learn DIR`; `traffic.reader` has format and reader.
 
 A request appends one tuple to a list; a thread writes them as lines once a second. Parts are rotated, and the oldest
 are deleted, so that the folder stays within its limit. What the disk does not take is dropped and counted.
@@ -23,15 +23,15 @@ from prometheus_client.metrics_core import Metric
 from lengthwise.errors import InputError
 from lengthwise.gateway.access_log import shortened, write_all
 from lengthwise.lengths import LogT
-from lengthwise.predictors.logged_traffic import HEADER, MOST_BLOCKS, PARTS, TrafficRow, kept_text, pair, row_json
-from lengthwise.predictors.prefix_memory import Levels
 from lengthwise.predictors.service import PredictionTrace
+from lengthwise.prefixes import Levels
+from lengthwise.traffic.reader import HEADER, MAX_BLOCKS, PARTS, TrafficRow, kept_text, pair, row_json
 
 if TYPE_CHECKING:
     from lengthwise.gateway.completions import Call
 
 
-_MOST_WAITING: Final = 4096  # rows; further ones are dropped rather than fill the memory
+_MAX_WAITING: Final = 4096  # rows; further ones are dropped rather than fill the memory
 _WRITE_AT: Final = 512  # rows, before the second is over
 _AT_ONCE_BYTES: Final = 1 << 18
 _EVERY_S: Final = 1.0
@@ -82,7 +82,7 @@ class TrafficLog:
 
     def put(self, row: TrafficRow) -> None:
         """Log a row."""
-        if len(self._rows) >= _MOST_WAITING:
+        if len(self._rows) >= _MAX_WAITING:
             self._dropped += 1
             return
         self._rows.append(row)
@@ -109,7 +109,7 @@ class TrafficLog:
             input_tokens=job.prompt_tokens if measure.prompt_tokens is None else measure.prompt_tokens,
             max_tokens=job.max_tokens,
             names="" if levels is None else levels.names.tobytes().hex(),
-            blocks="" if levels is None else levels.blocks[:MOST_BLOCKS].tobytes().hex(),
+            blocks="" if levels is None else levels.blocks[:MAX_BLOCKS].tobytes().hex(),
             predictor=trace.predictor,
             source=call.source,
             prediction=pair(trace.prediction or used),

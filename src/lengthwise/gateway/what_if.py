@@ -28,12 +28,12 @@ from lengthwise.gateway.recent_requests import Rows
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, RequestPredictions, find_engine, simulate
 from lengthwise.workloads import Workload
 
-_MOST_REQUESTS: Final = 20_000
+_MAX_REQUESTS: Final = 20_000
 _FEW: Final = 300  # requests: the readable engine is faster than loading the compiled one
 _ROUNDS: Final = 4  # of fitting the clock
 _SAME: Final = 0.03  # ratios closer to 1 are called the same
 _NICE: Final = 10
-_MOST_CPU_S: Final = 60
+_MAX_CPU_S: Final = 60
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Replay:
 
 def answers(question: WhatIf, running: LiveFleet, rows: Rows) -> Iterator[dict[str, Any]]:
     """Yield what runs now, then each combination beside it: ratios of E2E latency, and the same in words."""
-    rows = rows[-_MOST_REQUESTS:]
+    rows = rows[-_MAX_REQUESTS:]
     replay, now = Replay.of(rows, running, question.engine).fitted(rows, running)
     measured = float(np.mean(rows["ended_s"] - rows["arrival_s"]))
     simulated = _mean_and_p99(now)[0] / replay.scale
@@ -142,7 +142,7 @@ def in_words(speedup: float) -> str:
 def main() -> None:
     """Answer the question on standard input."""
     os.nice(_NICE)
-    resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))  # also if the gateway dies before
+    resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU_S, _MAX_CPU_S))  # also if the gateway dies before
     stream = io.BytesIO(sys.stdin.buffer.read())
     head = json.loads(stream.readline())
     rows = np.load(stream, allow_pickle=False)

@@ -28,11 +28,11 @@ from typing import Any, Final
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lengthwise.engines.embedded import die_with_parent
 from lengthwise.errors import InputError
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.reload import EarlyHangup
 from lengthwise.gateway.server import run_gateway
+from lengthwise.processes import die_with_parent
 
 _log = logging.getLogger(__name__)
 _ADMIN: Final = "/lengthwise/v1/"

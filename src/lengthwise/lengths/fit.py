@@ -38,7 +38,7 @@ _TOLERANCE: Final = 1e-8  # gain in log-likelihood left, by the Newton decrement
 _LONGEST_STEP: Final = 1.5  # in scales, and in e-folds of scale and shape
 _ETA_STEP: Final = 1e-3
 _FLAT: Final = 1e-6  # bounds the step in a direction without curvature
-_LEAST_DAMPING, _MOST_DAMPING = 1e-9, 1e6  # per sample
+_MIN_DAMPING, _MAX_DAMPING = 1e-9, 1e6  # per sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,8 +302,8 @@ def maximise(family: Family, cells: Cells, theta: Array) -> tuple[Array, Array, 
         theta[active[better]], value[active[better]] = there[better], reached[better]
         stale[active] = better
         damping[active] = np.where(better, damping[active] / 10, damping[active] * 10)
-        damping[active] = np.maximum(damping[active], _LEAST_DAMPING * samples[active])
+        damping[active] = np.maximum(damping[active], _MIN_DAMPING * samples[active])
         done = gain < _TOLERANCE
         converged[active[done]] = True
-        active = active[~done & (damping[active] < _MOST_DAMPING * samples[active])]
+        active = active[~done & (damping[active] < _MAX_DAMPING * samples[active])]
     return theta, value, converged

@@ -21,7 +21,7 @@ _LOG_MASS_BELOW: Final = 23.0  # the panels leave out e^-23 of the mass on the l
 _LOG_MASS_ABOVE: Final = 35.0  # and e^-35 on the right, where exp(sigma t) may have grown by e^12
 STEEPEST_SIGMA: Final = 4.0
 """Above, exp(sigma t) outgrows the fixed panels."""
-_LEAST_LOG: Final = -45.0  # e-folds under the cap beyond which nothing is left to add
+_MIN_LOG: Final = -45.0  # e-folds under the cap beyond which nothing is left to add
 
 _X, _W = (a.astype(np.float64) for a in np.polynomial.legendre.leggauss(_NODES))
 _X01: Final = (_X + 1.0) / 2.0
@@ -74,7 +74,7 @@ def nodes_between(low: float, high: float, sigma: float, nu: float) -> tuple[NDA
     The panels are narrow enough for the growth of exp(sigma * t), and start where it begins to matter.
     """
     root = math.sqrt(nu)
-    matters = min(high, 0.0) + _LEAST_LOG / sigma
+    matters = min(high, 0.0) + _MIN_LOG / sigma
     start = max(math.asinh(max(low, matters) / root), -reach_below(nu))
     stop = math.asinh(high / root)
     if stop <= start:

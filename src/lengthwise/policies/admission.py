@@ -27,7 +27,7 @@ _STEPS: Final = np.unique(np.geomspace(1, 1 << 14, 64).astype(np.int64)).astype(
 """Decode steps from now at which `joint_kv_tokens` looks."""
 _T_GRID: Final = np.linspace(-12.0, 12.0, 4801)
 _T_SURVIVAL: Final = stdtr(TIE_NU, -_T_GRID)
-_LEAST_SIGMA: Final = 1e-5
+_MIN_SIGMA: Final = 1e-5
 _BEYOND: Final = 1e-3  # survival below which a prediction is refuted
 
 
@@ -90,7 +90,7 @@ def joint_kv_tokens(
     mu_, sigma_, cap_, held_, generated_ = (
         np.asarray(values, np.float64)[:, None] for values in (mu, sigma, cap, held, generated)
     )
-    sigma_, length = np.maximum(sigma_, _LEAST_SIGMA), generated_ + _STEPS
+    sigma_, length = np.maximum(sigma_, _MIN_SIGMA), generated_ + _STEPS
     now = np.where(generated_ > 0, _survival((np.log(np.maximum(generated_, 1.0) - 0.5) - mu_) / sigma_), 1.0)
     goes_on = np.minimum(1.0, _survival((np.log(length - 0.5) - mu_) / sigma_) / np.maximum(now, _BEYOND))
     goes_on = np.where(now < _BEYOND, 0.5 ** (_STEPS / np.maximum(generated_, 1.0)), goes_on)

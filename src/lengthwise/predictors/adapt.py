@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP
-from lengthwise.predictors import scores
+from lengthwise.llm_names import resolve_llm
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput, Predictions, as_inputs, as_logt
 from lengthwise.predictors.corrections import CorrectedPredictor, Corrections
-from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.predictors.mixture import NAMES, Answers, Mixture, Tilt, fit_mixture, kinds, likeness
 from lengthwise.predictors.model_file import read_model_file, write_model_file
 from lengthwise.predictors.resolve import ADAPTED, LoadedPredictor, load_predictor, model_path
+from lengthwise.traffic import scores
 
 Floats = NDArray[np.float64]
 Prompt = TypeVar("Prompt", str, int)
 
-LEAST: Final = 20
+MIN_LENGTHS: Final = 20
 """Minimum number of lengths."""
 ENOUGH: Final = 50
 """Number of lengths below which a warning is printed."""
-LEAST_PROMPTS: Final = 10
+MIN_PROMPTS: Final = 10
 
 _HINTS: Final = {
     "prompt": "the text that was asked",
@@ -70,12 +70,12 @@ class Observed:
         """Group answers by prompt; InputError if there are too few."""
         cut = [False] * len(lengths) if capped is None else capped
         prompts, table, present, censored = by_prompt(texts, lengths, cut)
-        if len(lengths) < LEAST or len(prompts) < LEAST_PROMPTS:
+        if len(lengths) < MIN_LENGTHS or len(prompts) < MIN_PROMPTS:
             raise InputError(
                 f"{len(lengths)} lengths of {len(prompts)} prompts are too few",
                 source=origin,
                 hint=(
-                    f"give at least {LEAST} of {LEAST_PROMPTS} prompts; 50 to 500 lengths of as many prompts are "
+                    f"give at least {MIN_LENGTHS} of {MIN_PROMPTS} prompts; 50 to 500 lengths of as many prompts are "
                     "recommended"
                 ),
             )
@@ -149,7 +149,7 @@ def _read(path: Path) -> Any:  # pyarrow has no types
     from pyarrow import csv
     from pyarrow import json as json_lines
 
-    from lengthwise.workloads.files import check_readable, read_parquet_table
+    from lengthwise.files import check_readable, read_parquet_table
 
     if path.suffix not in (".csv", ".jsonl", ".ndjson"):
         return read_parquet_table(path)
@@ -184,8 +184,8 @@ def _rows_of(llms: list[str | None], llm: str | None, path: Path) -> tuple[list[
     return [row for row, each in enumerate(llms) if each == name], name
 
 
-_MOST_NAMES: Final = 10_000  # names come from clients: memory stays bounded
-_LEAST_LOG, _MOST_LOG = 0.0, 12.0
+_MAX_NAMES: Final = 10_000  # names come from clients: memory stays bounded
+_MIN_LOG, _MAX_LOG = 0.0, 12.0
 
 
 @dataclass(eq=False)
@@ -235,7 +235,7 @@ class AdaptedPredictor:
                 found = self.adapted.get(resolve_llm(name, self.llms))
             except InputError:
                 found = None
-            if len(self._mixtures) >= _MOST_NAMES:
+            if len(self._mixtures) >= _MAX_NAMES:
                 return found
             self._mixtures[name] = found
         return self._mixtures[name]
@@ -247,7 +247,7 @@ def mixed(mixture: Mixture, predictions: Floats, kind: Floats) -> Floats:
     Sampling mean and std have the same ratio to the median as for the known LLMs, averaged by likeness.
     """
     mu, sigma = mixture.apply(predictions[0], predictions[1], kind)
-    mu = np.clip(mu, _LEAST_LOG, _MOST_LOG)
+    mu = np.clip(mu, _MIN_LOG, _MAX_LOG)
     ratios = [np.log(np.maximum(predictions[row], 0.5)) - predictions[0] for row in (2, 3)]
     mean, std = (np.exp(mu + ratio @ mixture.likeness) for ratio in ratios)
     return np.stack([mu, sigma, mean, std])

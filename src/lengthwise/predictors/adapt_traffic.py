@@ -20,8 +20,8 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import LogT
 from lengthwise.predictors import corrections as corrected_by
 from lengthwise.predictors.adapt import (
-    LEAST,
-    LEAST_PROMPTS,
+    MIN_LENGTHS,
+    MIN_PROMPTS,
     by_prompt,
     known_name,
     one_thread,
@@ -32,7 +32,6 @@ from lengthwise.predictors.adapt import (
 from lengthwise.predictors.calibration import Adjustment, CensoredError
 from lengthwise.predictors.contract import PredictionInput, as_logt
 from lengthwise.predictors.corrections import corrected, fit_corrections
-from lengthwise.predictors.logged_traffic import MEMORY_NAME, PREDICTOR_NAME, Floats, LoggedTraffic, Mask
 from lengthwise.predictors.mixture import Answers, Mixture, fit_mixture, kinds, likeness
 from lengthwise.predictors.model_file import read_model_file, write_model_file
 from lengthwise.predictors.prefix_memory import PrefixMemory
@@ -46,10 +45,11 @@ from lengthwise.predictors.resolve import (
     predictor_label,
 )
 from lengthwise.predictors.traffic_evaluation import TrafficScores, scorable, score_rows
+from lengthwise.traffic.reader import MEMORY_NAME, PREDICTOR_NAME, Floats, LoggedTraffic, Mask
 
 HELD_OUT: Final = 0.2
 """Share of the requests, the last ones, that the scores are of."""
-MOST_PROMPTS: Final = 1000
+MAX_PROMPTS: Final = 1000
 """The last prompts of an LLM that are fitted to: more take minutes and hardly change the fit."""
 _BATCH: Final = 64
 
@@ -134,8 +134,8 @@ class _Adapting:
             raise InputError(
                 "too few lengths: " + (", ".join(f"{llm} {n}" for llm, n in too_few.items()) or "none"),
                 source=self._traffic.origin,
-                hint=f"an LLM needs prompts (--keep-prompts) or predictions of {self._name}, and {LEAST} lengths, of "
-                f"{LEAST_PROMPTS} prompts; and one in the last {HELD_OUT:.0%}",
+                hint=f"an LLM needs prompts (--keep-prompts) or predictions of {self._name}, and "
+                f"{MIN_LENGTHS} lengths, of {MIN_PROMPTS} prompts; and one in the last {HELD_OUT:.0%}",
             )
         if fitted:
             self._write(out, fitted, found)
@@ -146,12 +146,12 @@ class _Adapting:
         rows = rows.take(np.array([row.text is not None for row in rows.rows], bool))
         train = _training(rows)
         texts = [str(row.text) for row in rows.rows]
-        if train.sum() < LEAST or len({texts[i] for i in np.flatnonzero(train)}) < LEAST_PROMPTS:
+        if train.sum() < MIN_LENGTHS or len({texts[i] for i in np.flatnonzero(train)}) < MIN_PROMPTS:
             return None
         if not scorable(rows)[~train].any():
             return None
         recent = dict.fromkeys(reversed(texts))  # distinct, the last first
-        chosen = list(recent)[:MOST_PROMPTS]
+        chosen = list(recent)[:MAX_PROMPTS]
         place = {text: number for number, text in enumerate(chosen)}
         name = known_name(llm, self._base.llms)
         mu, sigma, nu = predict_known_llms(self._base, name, chosen, self._progress)
@@ -235,7 +235,7 @@ def _corrections(rows: LoggedTraffic) -> dict[tuple[str, str | None], Adjustment
 
 def save_memory(traffic: LoggedTraffic, folder: Path) -> Path | None:
     """Write the prefix memory that these requests teach, where the gateway that wrote the log left none (a crash)."""
-    from lengthwise.workloads.files import atomic_path
+    from lengthwise.files import atomic_path
 
     file = folder / MEMORY_NAME
     if file.exists():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,10 +18,7 @@ from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Histogram, LengthDistributio
 
 Floats = NDArray[np.float64]
 
-PredictionSource = Literal["hint", "predictor", "history", "prior"]
-"""Where the prediction of a request comes from."""
-
-_LEAST_SIGMA: Final = 0.02
+_MIN_SIGMA: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +147,7 @@ def as_logt(predictions: Predictions) -> LogTPredictions:
     if isinstance(predictions, LogTPredictions):
         return predictions
     low, median, high = (np.log(np.maximum(predictions.quantile(q), 1.0)) for q in (0.25, 0.5, 0.75))
-    sigma = np.maximum((high - low) / (2 * student.isf(0.25, TIE_NU)), _LEAST_SIGMA)
+    sigma = np.maximum((high - low) / (2 * student.isf(0.25, TIE_NU)), _MIN_SIGMA)
     caps = [predictions[i].cap for i in range(len(predictions))]
     return LogTPredictions.of(
         median,

@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 Corrections = Mapping[tuple[str, str | None], Adjustment]
 """By LLM and tenant; the tenant None stands for those not among them."""
 
-LEAST: Final = 20
+MIN_ROWS: Final = 20
 """Lengths below which an LLM or a tenant has no correction of its own."""
 
 
@@ -100,12 +100,12 @@ def composed(first: Adjustment, second: Adjustment) -> Adjustment:
 def _fit(
     names: NDArray[np.object_], prediction: Floats, tokens: Floats, censored: NDArray[np.bool_]
 ) -> dict[str, Adjustment]:
-    if len(names) < LEAST:
+    if len(names) < MIN_ROWS:
         return {}
     caps = np.maximum(tokens, 1.0)
     columns = LogTPredictions.of(prediction[:, 0], prediction[:, 1], caps)
     fitted = fit_calibration(columns, names.tolist(), tokens, censored=censored)
-    return {name: each for name, each in fitted.by_llm.items() if each.prompts >= LEAST}
+    return {name: each for name, each in fitted.by_llm.items() if each.prompts >= MIN_ROWS}
 
 
 def to_part(corrections: Corrections) -> bytes:

@@ -22,21 +22,21 @@ from scipy.special import softmax
 from tokenizers import Tokenizer
 
 from lengthwise.errors import InputError
+from lengthwise.llm_names import UNKNOWN, identify, resolve_llm
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import HistogramPredictions, LogTPredictions, PredictionInput, as_inputs
-from lengthwise.predictors.llm_names import UNKNOWN, identify, resolve_llm
 from lengthwise.predictors.model_file import ModelFile
 
 Array = NDArray[Any]
 
-LEAST_LOG_SIGMA = -3.2
+MIN_LOG_SIGMA = -3.2
 """The smallest log sigma, about 4 %: ten samples per prompt support no narrower prediction."""
 
 
 def log_sigma(raw: Array) -> Array:
     """Bound the spread from below, smoothly, as the loss does."""
     with np.errstate(invalid="ignore"):  # NaN stays NaN
-        return np.asarray(LEAST_LOG_SIGMA + np.logaddexp(0.0, raw - LEAST_LOG_SIGMA))
+        return np.asarray(MIN_LOG_SIGMA + np.logaddexp(0.0, raw - MIN_LOG_SIGMA))
 
 
 def places_and_spreads(outputs: Array, kind: str, edges: Array | None = None) -> tuple[Array, Array | None]:

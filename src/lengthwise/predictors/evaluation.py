@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import scores
 from lengthwise.predictors.baselines import CAP, Ceiling, ConstantPredictor, clean_moments, column
 from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions
 from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.predictors.resolve import CONSTANTS, parse_predictor_spec, resolve_predictor
-from lengthwise.predictors.scores import CRPS_LEVELS, ClassScores
-from lengthwise.workloads.blocks import hash_text
+from lengthwise.prefixes import hash_text
+from lengthwise.traffic import scores
+from lengthwise.traffic.scores import CRPS_LEVELS, ClassScores
 
 if TYPE_CHECKING:
     from lengthwise.workloads import LengthSamples

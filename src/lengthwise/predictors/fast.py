@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from scipy.linalg import block_diag
 
 from lengthwise.errors import InputError
+from lengthwise.llm_names import UNKNOWN, identify, resolve_llm
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_inputs
-from lengthwise.predictors.llm_names import UNKNOWN, identify, resolve_llm
 from lengthwise.predictors.model_file import ModelFile, Weights, pack_arrays, unpack_arrays
 
 Words = NDArray[np.int32]
@@ -37,7 +37,7 @@ HEAD_CHARACTERS: Final = 4_000
 TAIL_CHARACTERS: Final = 1_000
 """Characters read from the end, where the instruction often is."""
 
-MOST_WORDS: Final = 1_200
+MAX_WORDS: Final = 1_200
 """Maximum number of words looked up: enough for the characters read, except for noise."""
 
 _TAIL_WORDS: Final = 240
@@ -57,7 +57,7 @@ UNKNOWN_ROWS: Final = 256
 _UNIT_TOKENS: Final = {
     b"character": 0.25, b"letter": 0.25, b"word": 1.4, b"sentence": 25.0, b"paragraph": 110.0, b"page": 600.0,
 }  # fmt: skip
-_MOST_REQUESTS: Final = 8
+_MAX_REQUESTS: Final = 8
 
 RESERVED: Final = 1 + len(SIGNS) + NUMBERS + UNKNOWN_ROWS
 """Rows before the first word of the vocabulary."""
@@ -139,7 +139,7 @@ class Reader:
     def _requested(self, found: list[bytes], words: NDArray[np.int32], places: list[int]) -> int:
         """Return the largest size that a prompt states, as in "in 200 words", in tokens; 0 where it states none."""
         most = 0.0
-        for place in places[:_MOST_REQUESTS]:
+        for place in places[:_MAX_REQUESTS]:
             before = found[max(0, place - 4) : place - 1]  # `words` begins with an edge, `found` does not
             numbers = [number for number, word in enumerate(before) if word.isdigit() and len(word) < 6]
             if numbers:
@@ -162,7 +162,7 @@ def split(raw: bytes) -> list[bytes]:
     for sign, mark in _MARKS.items():
         raw = raw.replace(sign, mark)
     found = raw.translate(_KEEP).split()
-    return found if len(found) <= MOST_WORDS else [*found[: MOST_WORDS - _TAIL_WORDS], *found[-_TAIL_WORDS:]]
+    return found if len(found) <= MAX_WORDS else [*found[: MAX_WORDS - _TAIL_WORDS], *found[-_TAIL_WORDS:]]
 
 
 def _unknown(word: bytes) -> int:
@@ -345,13 +345,13 @@ class FastNetwork(Weights):
 KIND: Final = "fast"
 _log = logging.getLogger(__name__)
 
-MOST_WIDENING: Final = 2.5
+MAX_WIDENING: Final = 2.5
 """Factor on sigma for a prompt that is unlike all training data."""
 
 NOTHING_KNOWN: Final = 1.0
 """Least sigma of such a prompt: about that of all lengths of an LLM."""
 
-MOST_SIGMA: Final = 1.5
+MAX_SIGMA: Final = 1.5
 """Largest sigma: a central 90 % interval from a 24th to 24 times the median says that nothing is known."""
 
 _USUAL_UNKNOWN: Final = 0.10
@@ -364,8 +364,8 @@ _ALL_DIGITS: Final = 0.6
 # Of the network's four outputs: which are relative to the LLM's usual log length, what is added, and the bounds.
 _RELATIVE: Final = np.array([1.0, 0.0, 1.0, 1.0])
 _AT_ZERO: Final = np.array([0.0, SIGMA_AT_ZERO, 0.0, -STD_BELOW_MEAN])
-_LEAST: Final = np.array([0.0, -4.0, 0.0, 0.0])
-_MOST: Final = np.array([12.0, 2.0, 12.0, 12.0])
+_MIN: Final = np.array([0.0, -4.0, 0.0, 0.0])
+_MAX: Final = np.array([12.0, 2.0, 12.0, 12.0])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -391,7 +391,7 @@ class FastPredictor:
     sigma = factor * sqrt(sigma of the network^2 + widening * variance of the networks' log medians)
 
     Each network was trained without some kinds of prompts: they disagree on kinds that none has seen. The factor is
-    that of the LLM, times up to MOST_WIDENING by novelty: unknown words, unusual features, text not read.
+    that of the LLM, times up to MAX_WIDENING by novelty: unknown words, unusual features, text not read.
 
     `levels` (usual log length) has one entry per LLM of `llms` and a last one for unknown LLMs. Thread-safe without
     a lock: two threads that meet a new LLM name at once compute the same entry.
@@ -427,14 +427,14 @@ class FastPredictor:
         y = self.network.outputs(hidden, direct)
         disagreement = y[:, OUTPUTS:].var(axis=1) if y.shape[1] > OUTPUTS else 0.0
         y = y[:, :OUTPUTS]
-        np.minimum(np.maximum(y, _LEAST, out=y), _MOST, out=y)
+        np.minimum(np.maximum(y, _MIN, out=y), _MAX, out=y)
         natural = np.exp(y)
         novelty = np.array([one.novelty for one in prompts])
-        factor = np.array([llm.sigma_factor for llm in known]) * (1.0 + (MOST_WIDENING - 1.0) * novelty)
+        factor = np.array([llm.sigma_factor for llm in known]) * (1.0 + (MAX_WIDENING - 1.0) * novelty)
         sigma = factor * np.sqrt(natural[:, 1] ** 2 + self.widening * disagreement)
         cap = np.array([one.cap for one in asked], np.float64)
         # Everything is bounded: the checks of LogTPredictions.of, a tenth of the time, are not needed.
-        sigma = np.minimum(np.maximum(sigma, NOTHING_KNOWN * novelty), MOST_SIGMA)
+        sigma = np.minimum(np.maximum(sigma, NOTHING_KNOWN * novelty), MAX_SIGMA)
         nu, mean, std = self.calibration.nu, natural[:, 2], natural[:, 3]
         return LogTPredictions(y[:, 0], sigma, cap, nu, sample_mean=mean, sample_std=std)
 

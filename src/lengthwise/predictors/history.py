@@ -24,13 +24,13 @@ MEMORY: Final = 150
 FAST_MEMORY: Final = 35
 """The same for the memory that follows changes."""
 
-MOST_LLMS: Final = 1024
+MAX_LLMS: Final = 1024
 """LLM names come from clients: above this number the least recently used one is dropped."""
 
 _ALARM: Final = 4.0  # standard errors between the two memories; no false one in 100,000 simulated steady observations
 _KEPT_AT_ALARM: Final = 5.0  # observations' worth of the fast memory that the slow one starts again from
 _PRIOR_WEIGHT: Final = 5.0  # observations that a new LLM's history starts with
-_LEAST_SCALE: Final = 0.02
+_MIN_SCALE: Final = 0.02
 _NU: Final = TIE_NU
 _INFORMATION: Final = (_NU + 3) / (_NU + 1)  # variance of a log-t location, in scale^2 per observation
 
@@ -67,7 +67,7 @@ class Running:
         self.squares = keep * self.squares + self.scale**2 * spread + added * before / self.weight * step**2
         self.count = keep * self.count + 1.0
         self.location += added / self.weight * step
-        self.scale = max(_LEAST_SCALE, math.sqrt(self.squares / self.count))
+        self.scale = max(_MIN_SCALE, math.sqrt(self.squares / self.count))
 
     def restart_from(self, other: Running, count: float) -> None:
         """Restart from the other estimate with the weight of `count` observations."""
@@ -140,7 +140,7 @@ def remember(trackers: dict[str, Tracker], llm: str, start: Tracker) -> Tracker:
     """Return the LLM's tracker, `start` if it has none; the dictionary is bounded and in order of last use."""
     tracker = trackers.pop(llm, start)
     trackers[llm] = tracker
-    if len(trackers) > MOST_LLMS:
+    if len(trackers) > MAX_LLMS:
         del trackers[next(iter(trackers))]
     return tracker
 

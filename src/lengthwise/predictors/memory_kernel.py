@@ -39,7 +39,7 @@ TENANT, TEMPLATE, SESSION, FIRST_BLOCK, BLOCK = range(5)
 LLM: Final = 3
 """Position of the LLM's hash in `names`."""
 PER_DOUBLING: Final = 4
-MOST_LEVELS: Final = 3 + 16 * PER_DOUBLING
+MAX_LEVELS: Final = 3 + 16 * PER_DOUBLING
 """Enough for half a million blocks."""
 
 WEIGHT, Y, YY, M_WEIGHT, M, MM, YM, STAMP = range(8)
@@ -67,14 +67,14 @@ _LEARNED_KEEP: Final = 0.999
 _TAIL: Final = (_NU + 1.0) / 2.0
 _VARIANCE_WEIGHT: Final = 3.0  # observations that the variance of the level above is worth
 _SLOPE_WEIGHT: Final = 8.0  # sum of squares that the slope of the level above is worth
-_LEAST_SCALE: Final = 0.02
-_LEAST_LOCATION: Final = 0.0
-_MOST_LOCATION: Final = 14.0
+_MIN_SCALE: Final = 0.02
+_MIN_LOCATION: Final = 0.0
+_MAX_LOCATION: Final = 14.0
 
-_Z_LEAST: Final = -12.0
-_Z_MOST: Final = 40.0
+_Z_MIN: Final = -12.0
+_Z_MAX: Final = 40.0
 _Z_STEP: Final = 0.05
-_BEYOND: Final[NDArray[np.float64]] = np.stack(beyond(np.arange(_Z_LEAST, _Z_MOST + 2 * _Z_STEP, _Z_STEP)))
+_BEYOND: Final[NDArray[np.float64]] = np.stack(beyond(np.arange(_Z_MIN, _Z_MAX + 2 * _Z_STEP, _Z_STEP)))
 
 
 class Arrays(NamedTuple):
@@ -133,7 +133,7 @@ def _find_all(keys: Any, blocks: Any, names: Any, own: Any, kinds: Any, rows: An
             own[count], kinds[count] = names[kind], kind
             count += 1
     number, step, doubled = 1, 1, 2 * PER_DOUBLING
-    while number <= len(blocks) and count < MOST_LEVELS - 1:
+    while number <= len(blocks) and count < MAX_LEVELS - 1:
         own[count], kinds[count] = blocks[number - 1] ^ names[LLM], FIRST_BLOCK if number == 1 else BLOCK
         count += 1
         if number == doubled:
@@ -215,7 +215,7 @@ def _descend(
         location += weight * step
         variance = (_VARIANCE_WEIGHT * variance + squares) / (_VARIANCE_WEIGHT + n)
         evidence += 1
-    return location, max(_LEAST_SCALE, math.sqrt(variance)), EVIDENCE + min(evidence, CLASSES - 1)
+    return location, max(_MIN_SCALE, math.sqrt(variance)), EVIDENCE + min(evidence, CLASSES - 1)
 
 
 @compiled
@@ -224,13 +224,13 @@ def predict(
 ) -> Any:
     """Return location and scale of the log length; `m` and `sigma` are the prediction to start from."""
     own, kinds, rows = (
-        np.empty(MOST_LEVELS, np.uint64),
-        np.empty(MOST_LEVELS, np.int64),
-        np.empty(MOST_LEVELS, np.int64),
+        np.empty(MAX_LEVELS, np.uint64),
+        np.empty(MAX_LEVELS, np.int64),
+        np.empty(MAX_LEVELS, np.int64),
     )
     count = _find_all(keys, blocks, names, own, kinds, rows)
     location, scale, evidence = _descend(stats, stamps, learned, kinds, rows[:count], m, sigma, text, 0.0, 0.0)
-    return min(max(location, _LEAST_LOCATION), _MOST_LOCATION), scale * learned[text, evidence, SCALE]
+    return min(max(location, _MIN_LOCATION), _MAX_LOCATION), scale * learned[text, evidence, SCALE]
 
 
 @compiled
@@ -250,9 +250,9 @@ def observe(
 ) -> None:
     """Observe a log length, or a lower bound of it: one step of online EM in every level."""
     own, kinds, rows = (
-        np.empty(MOST_LEVELS, np.uint64),
-        np.empty(MOST_LEVELS, np.int64),
-        np.empty(MOST_LEVELS, np.int64),
+        np.empty(MAX_LEVELS, np.uint64),
+        np.empty(MAX_LEVELS, np.int64),
+        np.empty(MAX_LEVELS, np.int64),
     )
     count = _find_all(keys, blocks, names, own, kinds, rows)
     location, scale, evidence = _descend(stats, stamps, learned, kinds, rows[:count], m, sigma, text, 0.0, 0.0)
@@ -260,7 +260,7 @@ def observe(
     z = (y - location) / scale
     spread = 0.0
     if censored:
-        position = (min(max(z, _Z_LEAST), _Z_MOST) - _Z_LEAST) / _Z_STEP
+        position = (min(max(z, _Z_MIN), _Z_MAX) - _Z_MIN) / _Z_STEP
         cell = int(position)
         share = position - cell
         weight = (1.0 - share) * _BEYOND[0, cell] + share * _BEYOND[0, cell + 1]

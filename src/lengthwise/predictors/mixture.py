@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
+from lengthwise.llm_names import identify
 from lengthwise.predictors.calibration import fit_calibration
 from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.llm_names import identify
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -42,7 +42,7 @@ _LOG_SCALES: Final = (-3.0, 3.0)
 """Bounds of the log scale: a few lengths that fit by chance do not make predictions exact."""
 _CLIP: Final = 3.0
 """Features are clipped at this number of standard deviations."""
-_MOST_SIGMA: Final = 1.5
+_MAX_SIGMA: Final = 1.5
 """The spread of a prompt unlike those learned from grows to at most this."""
 _BY_PROMPT: Final = ("mu", "sigma", "kinds", "lengths", "present", "censored")
 
@@ -121,7 +121,7 @@ class Mixture:
         known = np.exp(-np.square(beyond).sum(axis=1) / 2)  # 1 for prompts like those learned from
         spread = np.exp(np.log(sigma) @ self.likeness) * self.factor ** (known if self.factor < 1 else 1.0)
         left_out = np.square(beyond * self.tilt.weights).sum(axis=1) / len(self.tilt.centre)
-        return moved, np.minimum(np.sqrt(spread**2 + left_out), np.maximum(spread, _MOST_SIGMA))
+        return moved, np.minimum(np.sqrt(spread**2 + left_out), np.maximum(spread, _MAX_SIGMA))
 
 
 def likeness(llm: str, known: Sequence[str]) -> Floats:

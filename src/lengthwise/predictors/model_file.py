@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.files import atomic_path
+from lengthwise.files import atomic_path
 
 SUFFIX: Final = ".lw"
 FORMAT: Final = 1

@@ -57,7 +57,7 @@ class WaitLimits:
     keep_up_s: float
 
 
-_MOST: Final = 32
+_MAX_BATCH: Final = 32
 _AT_ONCE_S: Final = 0.002
 """CPU time of one batch. Python runs one thread at a time, and the host's thread has to run in between."""
 
@@ -213,7 +213,7 @@ class Worker:
 
     def _batch(self, *, wait: bool) -> list[Question | Ended | Inquiry | Reset | None]:
         cpu, real = _AT_ONCE_S / max(self._prompt_cpu_s, 1e-6), _BATCH_S / max(self._prompt_s, 1e-6)
-        most = min(_MOST, 1 + int(cpu), 1 + int(real))
+        most = min(_MAX_BATCH, 1 + int(cpu), 1 + int(real))
         batch: list[Question | Ended | Inquiry | Reset | None] = []
         try:
             while len(batch) < most and not (batch and isinstance(batch[-1], Reset)):

@@ -27,7 +27,7 @@ import io
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -38,6 +38,7 @@ from lengthwise.lengths import LogT
 from lengthwise.predictors.calibration import OnlineCalibrated
 from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput
 from lengthwise.predictors.history import History
+from lengthwise.prefixes import Levels
 
 MAX_BYTES: Final = 64 << 20
 """Memory of the nodes, 40 bytes each: 1.6 million."""
@@ -45,16 +46,6 @@ MAX_BYTES: Final = 64 << 20
 FORMAT: Final = 1
 
 _KEPT: Final = ("keys", "stats", "learned", "clock")
-
-
-class Levels(NamedTuple):
-    """What identifies the levels of a request.
-
-    Block hashes, and the hashes of tenant, template, session (0: none) and LLM.
-    """
-
-    blocks: NDArray[np.uint64]
-    names: NDArray[np.uint64]
 
 
 def levels_of(

@@ -99,7 +99,7 @@ def _after(edges: tuple[float, ...], tokens: int) -> Floats:
     return np.asarray(np.linalg.matrix_power(once, tokens))
 
 
-_LEAST: Final = 1e-9  # every bin keeps some mass
+_MIN_MASS: Final = 1e-9  # every bin keeps some mass
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ class Smoothing:
 
     def first(self, prior: Floats, reading: Floats) -> Floats:
         """Return the prediction after the first reading; `prior` is the prompt's prediction in bins."""
-        mass = np.maximum(prior, _LEAST) ** self.start * np.maximum(reading, _LEAST) ** (1.0 - self.start)
+        mass = np.maximum(prior, _MIN_MASS) ** self.start * np.maximum(reading, _MIN_MASS) ** (1.0 - self.start)
         return np.asarray(mass / mass.sum())
 
     def step(self, bins: Bins, before: Floats, tokens: int, reading: Floats) -> Floats:
         """Return the prediction after a reading that is `tokens` after the previous one."""
-        prior = np.maximum(before @ bins.after(tokens), _LEAST)
-        mass = prior**self.carry * np.maximum(reading, _LEAST) ** self.trust
+        prior = np.maximum(before @ bins.after(tokens), _MIN_MASS)
+        mass = prior**self.carry * np.maximum(reading, _MIN_MASS) ** self.trust
         return np.asarray(mass / mass.sum())
 
     def rows(

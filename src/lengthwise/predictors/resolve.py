@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError, require_kind
+from lengthwise.llm_names import UNKNOWN
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Predictions
-from lengthwise.predictors.llm_names import UNKNOWN
 from lengthwise.predictors.model_file import SUFFIX, ModelFile, read_model_file
 from lengthwise.specs import Spec, find, parse_spec, unknown_name
 

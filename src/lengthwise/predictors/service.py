@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lengthwise.errors import InputError
+from lengthwise.files import atomic_path
 from lengthwise.lengths import LengthDistribution, LogT
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput, answer_cap
 from lengthwise.predictors.history import History
 from lengthwise.predictors.prediction_worker import Counts, Ended, Inquiry, Question, Reset, Ticket, WaitLimits, Worker
-from lengthwise.predictors.prefix_memory import Levels, PrefixMemory
+from lengthwise.predictors.prefix_memory import PrefixMemory
 from lengthwise.predictors.resolve import (
     packaged_predictors,
     parse_predictor_spec,
@@ -35,7 +36,7 @@ from lengthwise.predictors.resolve import (
     resolve_predictor,
 )
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
-from lengthwise.workloads.files import atomic_path
+from lengthwise.prefixes import Levels
 
 NO_PREDICTOR: Final = "none"
 QUICK: Final = "fast"
@@ -45,8 +46,8 @@ MEMORY_OFF: Final = "off"
 
 _SAMPLES_PER_S: Final = 20.0
 _SAMPLE_CORES: Final = 0.05  # CPU time per second that they may take in the predictor's process
-_MOST_SAMPLES: Final = 40.0  # saved up
-_MOST_UNLEARNED: Final = 256  # lengths that wait for the next request
+_MAX_SAMPLES: Final = 40.0  # saved up
+_MAX_UNLEARNED: Final = 256  # lengths that wait for the next request
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class PredictionService:
         self._limits = WaitLimits(deadline_s, keep_up_s)
         self._worker = None if load is None else Worker(load, clock, self._limits, quick)
         self._replaced: list[tuple[Worker, SubprocessPredictor | None]] = []
-        self._samples, self._sampled_at = _MOST_SAMPLES, clock()
+        self._samples, self._sampled_at = _MAX_SAMPLES, clock()
 
     @property
     def predicts(self) -> bool:
@@ -238,7 +239,7 @@ class PredictionService:
         if self._worker is not None and self._process is not None and self._process.cpu_s > 0.0:
             made = self._worker.counts.answered - self._worker.counts.quick
             rate = min(rate, _SAMPLE_CORES * made / self._process.cpu_s)
-        self._samples = min(_MOST_SAMPLES, self._samples + rate * (now - self._sampled_at))
+        self._samples = min(_MAX_SAMPLES, self._samples + rate * (now - self._sampled_at))
         self._sampled_at = now
         if self._samples < 1.0:
             return False
@@ -291,7 +292,7 @@ class PredictionService:
         known = None if tokens is None or (censored and tokens < 1) else tokens
         if known is not None:
             self._unlearned.append((state, known, censored))
-            if len(self._unlearned) >= _MOST_UNLEARNED:
+            if len(self._unlearned) >= _MAX_UNLEARNED:
                 self.learn()
         if state.asked is not None:
             state.asked.put(Ended(state.ticket, known, censored))

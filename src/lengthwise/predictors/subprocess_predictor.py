@@ -24,7 +24,7 @@ from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Pre
 from lengthwise.predictors.resolve import resolve_predictor
 
 _STARTS: Final = 3
-_LEAST_CORES: Final = 8
+_MIN_CORES: Final = 8
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """The matrices are small: a second thread would only take a core from the host."""
 
@@ -153,7 +153,7 @@ def _use_last_cores() -> None:
     """With eight cores or more, run on the last quarter of them, away from the threads of the host."""
     if hasattr(os, "sched_setaffinity"):  # Linux
         cores = sorted(os.sched_getaffinity(0))
-        if len(cores) >= _LEAST_CORES:
+        if len(cores) >= _MIN_CORES:
             os.sched_setaffinity(0, cores[-(len(cores) // 4) :])
 
 

@@ -19,15 +19,15 @@ from scipy import special
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, student
-from lengthwise.predictors import scores
 from lengthwise.predictors.evaluation import CENTRAL
-from lengthwise.predictors.logged_traffic import Floats, LoggedTraffic, Mask
+from lengthwise.traffic import scores
+from lengthwise.traffic.reader import Floats, LoggedTraffic, Mask
 
 SERVED: Final = "as served"
 ALONE: Final = "predictor alone"
 HISTORY: Final = "history"
 GROUPS: Final = ("model", "tenant", "day", "predictor")
-MOST_GROUPS: Final = 50
+MAX_GROUPS: Final = 50
 """Groups of a kind that are scored, the largest; of days the last."""
 
 
@@ -166,5 +166,5 @@ def log_scores(rows: LoggedTraffic, prediction: Floats) -> Floats:
 def _values(column: NDArray[np.object_], *, by_size: bool) -> list[str]:
     counts = Counter(column.tolist())
     if by_size:
-        return [value for value, _ in counts.most_common(MOST_GROUPS)]
-    return sorted(counts)[-MOST_GROUPS:]
+        return [value for value, _ in counts.most_common(MAX_GROUPS)]
+    return sorted(counts)[-MAX_GROUPS:]

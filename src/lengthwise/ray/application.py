@@ -17,14 +17,14 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from starlette.applications import Starlette
 
-from lengthwise.engines.embedded import EngineOptions
-from lengthwise.engines.simulated import SCHEME, SimulatedFleet
 from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig, create_app
 from lengthwise.ray.replicas import EngineReplica, HandleClient
 from lengthwise.ray.request_router import LengthwiseRequestRouter
 from lengthwise.routers import make_router
 from lengthwise.settings import validated
+from lengthwise.simulator.live import SCHEME, SimulatedFleet
+from lengthwise.vllm.embedded import EngineOptions
 
 ENGINE: Final = "engine"
 """Name of the engines' deployment; the ingress is `gateway`."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from lengthwise.engines.engine_kind import xargs_prediction
+from lengthwise.client.kind import xargs_prediction
 from lengthwise.gateway.bodies import BODIES
 from lengthwise.lengths import DEFAULT_CAP
 from lengthwise.policies import Job

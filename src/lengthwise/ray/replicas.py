@@ -14,16 +14,16 @@ from typing import Any, Final
 from ray import serve
 from ray.exceptions import RayError
 
-from lengthwise.engines.client import (
-    EngineAnswer,
+from lengthwise.client.client import (
     EngineClient,
     EngineError,
+    EngineResponse,
     EngineTimeoutError,
 )
-from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
-from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
-from lengthwise.engines.simulated_server import SimulatedEngines
+from lengthwise.client.scrape import fetch_metrics, read_gauges, read_memory
+from lengthwise.client.simulated_server import SimulatedEngines
 from lengthwise.ray.calls import AVOID, replica_counts
+from lengthwise.vllm.embedded import EmbeddedEngine, EngineOptions
 
 REPLICA_HEADER: Final = b"x-lengthwise-replica"
 """Header of an answer: the id of the replica that gave it, as in Ray's dashboard."""
@@ -128,7 +128,7 @@ class _ReplicaGoneError(ConnectionError):
 
 
 class _HandleAnswer:
-    """An answer over a handle's stream (`engines.client.AnswerTransport`)."""
+    """An answer over a handle's stream (`client.client.AnswerTransport`)."""
 
     def __init__(self, stream: Any, silence_timeout_s: float, limit_s: float) -> None:  # Ray's class
         self.status = 0
@@ -211,7 +211,7 @@ class HandleClient(EngineClient):
         headers: Iterable[tuple[bytes, bytes]],
         body: bytes | None = None,
         limit_s: float = math.inf,
-    ) -> EngineAnswer:
+    ) -> EngineResponse:
         sent = list(headers)
         avoid: tuple[str, ...] = ()
         for _ in range(2):
@@ -229,5 +229,5 @@ class HandleClient(EngineClient):
                 answer.release()
                 raise
             else:
-                return EngineAnswer(self, answer)
+                return EngineResponse(self, answer)
         raise ReplicaLostError(f"{self.name} lost the request twice")

@@ -183,7 +183,7 @@ def _interval(interval: ConfidenceInterval) -> str:
 _DATA, _NORMAL, _T = "#22282d", COLOURS[2], COLOURS[1]
 _DIAMOND: Final[dict[str, Any]] = {"s": 70, "marker": "D", "facecolor": "none", "linewidth": 1.6, "zorder": 4}
 _ZERO: Final[dict[str, Any]] = {"color": GREY, "linestyle": "--", "linewidth": 1}
-_FEWEST_TAIL_SAMPLES = 10
+_MIN_TAIL_SAMPLES = 10
 
 
 def draw(result: LengthFamilies, path: Path) -> None:
@@ -217,7 +217,7 @@ def _held_out(axes: Axes, result: LengthFamilies) -> None:
     centre = np.array([gain.estimate for gain in gains])
     errors = np.abs(np.array([[gain.low, gain.high] for gain in gains]).T - centre)
     axes.errorbar(centre, places, xerr=errors, fmt="o", color=_DATA, markersize=6, capsize=3, label="data, all rows")
-    truths = [power for power in result.power if power.samples == _FEWEST_TAIL_SAMPLES]
+    truths = [power for power in result.power if power.samples == _MIN_TAIL_SAMPLES]
     for truth, colour in zip(truths, (_NORMAL, _T), strict=False):
         values = [truth.held_out_gain[family.family] for family in shown]
         axes.scatter(values, places, edgecolor=colour, label=f"simulated, truth {truth.truth}", **_DIAMOND)

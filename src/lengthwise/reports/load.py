@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lengthwise.engines.client import without_credentials
-from lengthwise.engines.load import LoadReport
+from lengthwise.client.client import without_credentials
+from lengthwise.client.load import LoadReport
 from lengthwise.reports.page import Document, Origin
 from lengthwise.reports.runs import NAMES, ReportedRun, figures, seconds
 from lengthwise.reports.tables import Table, share

@@ -37,12 +37,12 @@ COMPARED: Final[tuple[tuple[Measure, Statistic], ...]] = (
 )
 """What runs are compared by."""
 RATIOS: Final = {"e2e_mean": "mean E2E", "e2e_p99": "p99 E2E", "ttft_mean": "mean TTFT", "per_token_mean": "per token"}
-LEAST_GAIN: Final = 0.03
+MIN_GAIN: Final = 0.03
 """Share of the baseline's mean E2E. A smaller gain is not worth a change."""
-MOST_TAIL: Final = 1.10
+MAX_TAIL: Final = 1.10
 """A p99 that is more than 10 % worse is a price that the verdict names."""
 _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
-_MOST_ROWS: Final = 24
+_MAX_ROWS: Final = 24
 
 
 def predictor_label(predictor: str | None) -> str:
@@ -204,14 +204,14 @@ def judge(mean: Ratio, p99: Ratio) -> Judgement:
         return "noise"
     if mean.ratio > 1:
         return "worse"
-    if mean.ratio > 1 - LEAST_GAIN:
+    if mean.ratio > 1 - MIN_GAIN:
         return "too small"
-    return "gain, worse tail" if p99.ratio > MOST_TAIL else "gain"
+    return "gain, worse tail" if p99.ratio > MAX_TAIL else "gain"
 
 
 def price(mean: Ratio, p99: Ratio) -> float:
     """Mean E2E over the baseline's; a p99 that is more than 10 % worse counts against it. The best has the least."""
-    return mean.ratio * (p99.ratio / MOST_TAIL if p99.ratio > MOST_TAIL else 1.0)
+    return mean.ratio * (p99.ratio / MAX_TAIL if p99.ratio > MAX_TAIL else 1.0)
 
 
 def _gain(best: ReportedRun, base: ReportedRun, where: str) -> str:
@@ -239,7 +239,7 @@ def _tail(best: ReportedRun, base: ReportedRun) -> str:
     tail = best.ratio("e2e_p99").ratio
     if math.isnan(tail):
         return ""
-    price = "The price: " if tail > MOST_TAIL else ""
+    price = "The price: " if tail > MAX_TAIL else ""
     return f"{price}p99 E2E is {tail:.2f} times that of {base.name}. "
 
 
@@ -310,7 +310,7 @@ def latency_over_time(runs: Sequence[ReportedRun]) -> Figure:
 def ratio_intervals(runs: Sequence[ReportedRun]) -> Figure:
     """The ratios to the baseline with their intervals, a panel per figure."""
     known = [run for run in runs if not run.is_baseline and not math.isnan(run.ratio("e2e_mean").ratio)]
-    if len(known) > _MOST_ROWS:
+    if len(known) > _MAX_ROWS:
         known = top_level(known)
     base = next((run.name for run in runs if run.is_baseline), BASELINE)
     levels = len({run.level for run in known}) > 1

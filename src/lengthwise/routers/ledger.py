@@ -60,7 +60,7 @@ PROMPT_S = 9  # seconds of prefill for these
 CONTEXT = 10  # tokens of prompts and expected answers
 PRIVATE = 11  # the same without cached prompt tokens: what is not shared
 SPREAD = 12  # variance of PRIVATE, tokens squared
-_MOST_FOREIGN = 32.0  # requests of others for one of this router's
+_MAX_FOREIGN = 32.0  # requests of others for one of this router's
 FOREIGN = 13  # requests that the engine reports and that this router did not send
 SCRAPED_AT = 14  # seconds
 KV_USE = 15  # share of KV memory as scraped; NaN if unknown
@@ -556,7 +556,7 @@ class Ledger:
             known -= int(links[row, SLOT] == slot and jobs[row, SENT] > metrics.now)
         excess = known - metrics.running - metrics.waiting
         load[FOREIGN] = max(0, -excess)
-        self._foreign_per_job = min(self.loads[:, FOREIGN].sum() / max(1.0, self.loads[:, LIVE].sum()), _MOST_FOREIGN)
+        self._foreign_per_job = min(self.loads[:, FOREIGN].sum() / max(1.0, self.loads[:, LIVE].sum()), _MAX_FOREIGN)
         for row in self._by_news(FIRST, NEWS_AFTER) if excess > 0 else ():
             if excess == 0 or jobs[row, NEWS] > metrics.now - GRACE_S:
                 return

@@ -287,7 +287,7 @@ def engine_yaml(spec: EngineSpec) -> str:
     return str(yaml.safe_dump(known | {"cost": cost}, sort_keys=False))
 
 
-_MOST_ENGINES: Final = 4096  # a larger fleet is a typing error
+_MAX_ENGINES: Final = 4096  # a larger fleet is a typing error
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +307,8 @@ class Fleet:
         engines: list[EngineSpec] = []
         for part in text.split(","):
             count, name = _count_and_name(part.strip(), text)
-            if len(engines) + count > _MOST_ENGINES:
-                raise InputError(f"more than {_MOST_ENGINES} engines", source=text, field="fleet")
+            if len(engines) + count > _MAX_ENGINES:
+                raise InputError(f"more than {_MAX_ENGINES} engines", source=text, field="fleet")
             engines += [find_engine(name)] * count
         return cls(tuple(engines))
 

@@ -21,7 +21,7 @@ from lengthwise.simulator.tasks import Report
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
 
-_MOST_ENGINES = 1024
+_MAX_ENGINES = 1024
 _NO_QUEUE_S = 1e6
 """Seconds between two requests, to measure what a request takes alone."""
 
@@ -133,8 +133,8 @@ class CapacitySearch:
     def __post_init__(self) -> None:
         if not 0 < self.attainment <= 1:
             raise InputError(f"{self.attainment:g}", field="attainment", hint="give a share above 0, at most 1")
-        if not 1 <= self.fewest <= self.most <= _MOST_ENGINES:
-            hint = f"give a range such as 1..16, at most {_MOST_ENGINES:,}"
+        if not 1 <= self.fewest <= self.most <= _MAX_ENGINES:
+            hint = f"give a range such as 1..16, at most {_MAX_ENGINES:,}"
             raise InputError(f"{self.fewest}..{self.most}", field="engines", hint=hint)
         if not len(self.workload):
             raise InputError("holds no requests", source=self.workload.name)

@@ -23,7 +23,7 @@ from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_
 from lengthwise.predictors.history import History
 from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec, resolve_predictor
-from lengthwise.predictors.scores import kendall_tau, tau_within
+from lengthwise.traffic.scores import kendall_tau, tau_within
 from lengthwise.workloads import Workload
 
 Floats = NDArray[np.float64]
@@ -35,7 +35,7 @@ _BATCH: Final = 256
 _TTFT_S: Final = 1.0
 _TPOT_S: Final = 0.03
 TAU_WITHIN: Final = 0.01
-_LEAST_SIGMA: Final = 0.02
+_MIN_SIGMA: Final = 0.02
 _NOISE_DRAWS: Final = 8  # seeds tried until the tau of a small workload is reached
 _NOISE_STEPS: Final = 40
 
@@ -272,7 +272,7 @@ def noisy_medians(
 def own_sigma(true: Floats, medians: Floats) -> float:
     """Return the sigma that matches the actual log errors, sampling included: its quartiles are those of the errors."""
     error = float(np.median(np.abs(np.log(true / medians)))) if len(true) else 0.0
-    return max(_LEAST_SIGMA, error / student.isf(0.25, TIE_NU))
+    return max(_MIN_SIGMA, error / student.isf(0.25, TIE_NU))
 
 
 def _disturb(centre: Floats, caps: Floats, spread: float, normals: Floats) -> Floats:

@@ -20,12 +20,12 @@ from typing import Any, Final, Protocol
 
 import lengthwise
 from lengthwise.errors import InputError
+from lengthwise.files import atomic_path
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.simulator.cluster import as_predictions, at_rate, measure_capacity, simulate
 from lengthwise.simulator.fleet import Fleet, FleetEvent
 from lengthwise.simulator.predictions import RequestPredictions, learns
 from lengthwise.workloads import Workload
-from lengthwise.workloads.files import atomic_path
 
 _CODE: Final = ("lengths", "policies", "predictors", "routers", "simulator", "workloads")
 """Packages whose code determines the result of a simulation."""

@@ -22,7 +22,7 @@ Rows = NDArray[np.integer]
 Table = NDArray[np.float64]
 """[column of JobColumns, request], so that columns of several requests are taken at once."""
 
-_MOST_TOKENS = 1 << 30  # of one request: counts are 32 bits wide
+_MAX_TOKENS = 1 << 30  # of one request: counts are 32 bits wide
 _NAMES: Final = [field.name for field in fields(JobColumns)]
 _PREDICTED: Final = ("expected", "tail", "mu", "sigma", "cap", "initial_expected")
 _GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
@@ -206,11 +206,11 @@ def block_ratio(spec: EngineSpec, workload: Workload) -> tuple[int, int]:
 
 def _check_sizes(workload: Workload) -> None:
     total = workload.input_tokens + workload.output_tokens
-    if total.max(initial=0) > _MOST_TOKENS:
+    if total.max(initial=0) > _MAX_TOKENS:
         row = int(total.argmax())
         raise InputError(
             f"a request of {total[row]:,} tokens",
             source=workload.name,
             row=row + 1,
-            hint=f"the simulator counts up to {_MOST_TOKENS:,}",
+            hint=f"the simulator counts up to {_MAX_TOKENS:,}",
         )

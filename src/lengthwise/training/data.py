@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.files import data_home, read_parquet_table
 from lengthwise.lengths import TIE_NU, fit_rows
 from lengthwise.lengths.families import logt_family
-from lengthwise.predictors.llm_names import identify, resolve_llm
+from lengthwise.llm_names import identify, resolve_llm
 from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, Pack
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.datasets import ALPACA, GROUPS, load_alpaca_lengths, load_diverse, prompt_key
-from lengthwise.workloads.files import data_home, read_parquet_table
 from lengthwise.workloads.length_samples import clean_samples
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.scores import kendall_tau
+from lengthwise.traffic.scores import kendall_tau
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.datasets import CASTILLO_GROUPS, prompt_key
 from lengthwise.workloads.length_samples import NEVER_ENDED
 
 SAMPLES: Final = 10
 """Most answers kept of a pair."""
-LEAST_PROMPTS: Final = 30
+MIN_PROMPTS: Final = 30
 """An LLM with fewer prompts in a group has no tau there."""
 _GROUP_OF: Final = {corpus: group for group, corpora in CASTILLO_GROUPS.items() for corpus in corpora}
 _OFFSET_PRIOR: Final = 20.0
@@ -160,7 +160,7 @@ class GroupScore:
 
     prompts: int
     llms: int
-    """LLMs with at least LEAST_PROMPTS prompts."""
+    """LLMs with at least MIN_PROMPTS prompts."""
     tau: float
     coverage_50: float
     coverage_90: float
@@ -183,7 +183,7 @@ def score_pairs(
     taus, halves, nineties, errors = [], [], [], []
     for number, llm in enumerate(table.llms):
         rows = np.flatnonzero(table.llm == number)
-        if len(rows) < LEAST_PROMPTS or (only is not None and llm not in only):
+        if len(rows) < MIN_PROMPTS or (only is not None and llm not in only):
             continue
         taus.append(kendall_tau(mu[rows], y[rows]))
         if not ended[rows].any():

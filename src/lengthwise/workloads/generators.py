@@ -14,8 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.arrivals import gamma, generator
-from lengthwise.workloads.blocks import (
+from lengthwise.files import sample
+from lengthwise.prefixes import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
     block_lists,
@@ -25,7 +25,7 @@ from lengthwise.workloads.blocks import (
     stream_block_lists,
     text_block_lists,
 )
-from lengthwise.workloads.files import sample
+from lengthwise.workloads.arrivals import gamma, generator
 from lengthwise.workloads.workload import Workload
 
 _SHAPE = 'write length:probability pairs such as "1:0.5,300:0.5"'
@@ -85,7 +85,7 @@ def _pair(piece: str) -> tuple[int, float]:
 Popularity = Literal["zipf", "uniform"]
 
 _BETWEEN = "\n\n"
-_LEAST_TOKENS = 16
+_MIN_TOKENS = 16
 _SENTENCES = (
     "Answer in the language of the question and keep to what was asked.",
     "When a request is unclear, say what is missing and offer the most likely reading.",
@@ -130,8 +130,8 @@ def behind_prefixes(
     """
     if prefixes < 1:
         raise InputError(f"{prefixes} prefixes", field="shared-prefixes", hint="give at least 1")
-    if tokens < _LEAST_TOKENS:
-        raise InputError(f"{tokens} tokens", field="prefix-tokens", hint=f"give at least {_LEAST_TOKENS}")
+    if tokens < _MIN_TOKENS:
+        raise InputError(f"{tokens} tokens", field="prefix-tokens", hint=f"give at least {_MIN_TOKENS}")
     texts = [system_prefix(index, tokens) for index in range(prefixes)]
     chosen = _choose(workload, prefixes, popularity, generator(seed, "prefixes"))
     input_tokens = workload.input_tokens + tokens

@@ -96,7 +96,7 @@ By = Literal["llm", "corpus", "none"]
 PAPER_PASS: Final[Mapping[str, float]] = {LOGT_FREE.name: 0.931, LOGT.name: 0.906, LOGNORMAL.name: 0.603}
 """Share of prompts that pass KS at 5 %, as TIE reports it."""
 
-LEAST_SAMPLES: Final = 6  # clean ones per row: three on each side of a held-out split
+MIN_SAMPLES: Final = 6  # clean ones per row: three on each side of a held-out split
 NUS: Final = (1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 50.0)
 REPEAT_COUNT, REPEAT_SPREAD = 4, 20.0
 
@@ -262,20 +262,20 @@ class _Stage:
 def _select(samples: LengthSamples, by: By) -> tuple[_Rows, dict[str, int]]:
     lengths = samples.lengths_matrix().astype(np.float64)
     clean = samples.clean_mask() & ~samples.capped_matrix()
-    enough = clean.sum(axis=1) >= LEAST_SAMPLES
+    enough = clean.sum(axis=1) >= MIN_SAMPLES
     longest = np.max(lengths, axis=1, where=clean, initial=-np.inf)
     shortest = np.min(lengths, axis=1, where=clean, initial=np.inf)
     constant = enough & (longest == shortest)
     keep = enough & ~constant
     if not keep.any():
         raise InputError(
-            f"no row has {LEAST_SAMPLES} clean samples of different lengths",
+            f"no row has {MIN_SAMPLES} clean samples of different lengths",
             source=samples.origin,
             hint="give more samples per prompt",
         )
     left_out = {
         "samples that are degenerate (length >= 14,999, or > 8,499 where std > 2 mean) or capped": int((~clean).sum()),
-        f"rows with fewer than {LEAST_SAMPLES} clean samples": int((~enough).sum()),
+        f"rows with fewer than {MIN_SAMPLES} clean samples": int((~enough).sum()),
         "rows whose clean samples all have one length: no spread to fit": int(constant.sum()),
     }
     llm = np.array(samples.table["llm"].to_pylist(), object)[keep]

@@ -17,9 +17,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.llm_names import resolve_llm
+from lengthwise.files import atomic_path, read_parquet_table
+from lengthwise.llm_names import resolve_llm
 from lengthwise.workloads.columns import conform, refuse_where
-from lengthwise.workloads.files import atomic_path, read_parquet_table
 
 SCHEMA = pa.schema(
     [

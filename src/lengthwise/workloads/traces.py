@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lengthwise.errors import InputError, require_kind
+from lengthwise.files import VARIABLE, data_home, sample
 from lengthwise.workloads.arrivals import redraw, replay
 from lengthwise.workloads.datasets import PACKAGED, castillo_workload, load_castillo
-from lengthwise.workloads.files import VARIABLE, data_home, sample
 from lengthwise.workloads.formats import read_workload
 from lengthwise.workloads.workload import Workload
 

@@ -23,9 +23,9 @@ from experiments.castillo.paper import (
     tables,
 )
 from experiments.castillo.rows import LLMS, RULES, trained_on
+from lengthwise.files import sample
 from lengthwise.predictors.baselines import ConstantPredictor
 from lengthwise.workloads import LengthSamples, load_castillo
-from lengthwise.workloads.files import sample
 
 
 @pytest.fixture(scope="module")

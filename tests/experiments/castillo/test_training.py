@@ -12,8 +12,8 @@ from experiments.castillo.paper import CLASSIFIER, compare, tables, trained_subj
 from experiments.castillo.rows import LLMS, WIDTHS, Truth, evaluated_parts
 from experiments.castillo.training import Part, Recipe, Training, curves_table, predictions_table, run, train, trainings
 from lengthwise.errors import InputError
+from lengthwise.files import sample
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.files import sample
 
 RECIPE = Recipe(reduced=8, hidden=16, epochs=3)
 

@@ -154,7 +154,7 @@ def test_a_vocabulary_is_stored_and_cut_to_the_words_of_the_texts(tmp_path: Path
 
 
 def test_a_network_learns_from_labels_from_a_teacher_and_from_capped_answers() -> None:
-    from lengthwise.predictors.llm_names import FEATURES as NAMES
+    from lengthwise.llm_names import FEATURES as NAMES
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 3)).astype(np.float32)

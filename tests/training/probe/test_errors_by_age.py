@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
-from lengthwise.engines.smollm2 import MODEL_NAME
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import SHIPPED, load_probe
 from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.training.probe.errors_by_age import JOINT_SMOOTH, PROMPT_ONLY, card_page, error_ratio
 from lengthwise.training.probe.states import NOT_TRAINED
+from lengthwise.vllm.smollm2 import MODEL_NAME
 from tests.predictors.test_probe import made_probe
 
 PAGE = Path(__file__).parents[3] / "docs" / "studies" / "probe-card.md"

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from lengthwise.predictors.encoder import log_sigma, places_and_spreads
-from lengthwise.predictors.scores import kendall_tau
+from lengthwise.traffic.scores import kendall_tau
 from lengthwise.training.encoder.losses import NU
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 
 Array = NDArray[Any]
 
-_LEAST_SAMPLES: Final = 50
+_MIN_SAMPLES: Final = 50
 _LEVELS = (0.5, 0.9)
 _UNSCORED: Final = ("SmolLM2",)
 
@@ -109,7 +109,7 @@ def corpus_factors(mu: Array, sigma: Array, pack: Pack, prompts: Array) -> Array
 def _factor(mu: Array, sigma: Array, pack: Pack, prompts: Array, llms: slice) -> float:
     lengths = pack.lengths[prompts, llms].astype(np.float64)
     here = (lengths > 0) & ~pack.censored[prompts, llms]
-    if here.sum() < _LEAST_SAMPLES:
+    if here.sum() < _MIN_SAMPLES:
         return 1.0
     t = np.abs(np.log(np.maximum(lengths, 1.0)) - mu[prompts, llms, None]) / sigma[prompts, llms, None]
     needed = [np.quantile(t[here], level) / stats.t.ppf(0.5 + level / 2, NU) for level in _LEVELS]

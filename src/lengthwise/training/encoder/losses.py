@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch.nn import functional
 
-from lengthwise.predictors.encoder import LEAST_LOG_SIGMA
+from lengthwise.predictors.encoder import MIN_LOG_SIGMA
 
 if TYPE_CHECKING:
     from lengthwise.training.encoder.config import LossConfig, TrainingConfig
@@ -23,7 +23,7 @@ _CELLS: Final = 1 << 14
 _MEAN_UNIT: Final = 300.0  # tokens: a typical error, so that terms have similar size
 _RANK_GROUP: Final = 10.0  # LTR (2408.15792) ranks lengths in groups of ten tokens
 _PAIR_SCALE: Final = 0.25
-_PAIR_LEAST: Final = 0.05  # log lengths closer than 5 % are ties: sampling noise
+_MIN_PAIR_GAP: Final = 0.05  # log lengths closer than 5 % are ties: sampling noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: An
 
 def log_sigma(raw: Any) -> Any:
     """Bound the spread from below, smoothly."""
-    return LEAST_LOG_SIGMA + functional.softplus(raw - LEAST_LOG_SIGMA)
+    return MIN_LOG_SIGMA + functional.softplus(raw - MIN_LOG_SIGMA)
 
 
 def _logt(outputs: Any, targets: Targets, weights: LossConfig) -> Any:
@@ -138,7 +138,7 @@ def _pairwise(mu: Any, targets: Targets) -> Any:
     """Logistic loss on the order of two prompts of one LLM, as in Kendall's tau; mean over the pairs of a prompt."""
     true = targets.log_mean.unsqueeze(0) - targets.log_mean.unsqueeze(1)
     predicted = mu.unsqueeze(0) - mu.unsqueeze(1)
-    known = targets.whole.unsqueeze(0) & targets.whole.unsqueeze(1) & (true.abs() > _PAIR_LEAST)
+    known = targets.whole.unsqueeze(0) & targets.whole.unsqueeze(1) & (true.abs() > _MIN_PAIR_GAP)
     loss = functional.softplus(-torch.sign(true) * predicted / _PAIR_SCALE)
     return torch.where(known, loss, 0.0).sum(1) / known.sum(1).clamp(min=1)
 

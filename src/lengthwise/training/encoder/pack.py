@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lengthwise.predictors import scores
+from lengthwise.traffic import scores
 
 if TYPE_CHECKING:
     from lengthwise.training.encoder.config import HeadConfig

@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn import functional
 
 from lengthwise.errors import InputError
+from lengthwise.llm_names import UNKNOWN
 from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.encoder import KIND, EncoderPredictor, mu_and_sigma, places_and_spreads
-from lengthwise.predictors.llm_names import UNKNOWN
 from lengthwise.predictors.model_file import ModelFile, write_model_file
 from lengthwise.training.data import LICENCES
 from lengthwise.training.encoder.ensemble import score

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from lengthwise.errors import InputError
+from lengthwise.llm_names import identify
 from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.encoder import EncoderPredictor
 from lengthwise.predictors.fast import CLIP, OUTPUTS, SIGMA_AT_ZERO, STD_BELOW_MEAN, FastNetwork, FastPredictor
-from lengthwise.predictors.llm_names import identify
 from lengthwise.training.data import load_samples
 from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.encoder.losses import make_targets, negative_log_likelihood, student_logpdf
@@ -169,7 +169,7 @@ def _mean(each: Any, where: Any) -> Any:
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 
-LEAST_PROMPTS: Final = 100
+MIN_PROMPTS: Final = 100
 """An LLM with fewer training prompts has no identity row: its lengths teach the row of unknown LLMs."""
 HELD_OUT: Final = 0.06
 """Share of the prompts that calibrate."""
@@ -233,7 +233,7 @@ class FastTrainer:
         """Train on all prompts of the table; the predictor is not calibrated."""
         vocabulary = self.vocabulary.of_texts(table.texts)
         levels, weight = table.levels(), table.prompt_weights()
-        known = np.flatnonzero(table.prompts_per_llm() >= LEAST_PROMPTS)
+        known = np.flatnonzero(table.prompts_per_llm() >= MIN_PROMPTS)
         identity = np.full(len(table.llms), -1)
         identity[known] = np.arange(len(known))
         answers = np.bincount(table.prompt, minlength=len(table))

@@ -38,7 +38,7 @@ TOPICS: Final = 128
 FOLDS: Final = 5
 _GUESS: Final = FEATURES + TOPICS
 _RIDGE: Final = 0.3
-_SEEN_AT_LEAST: Final = 2
+_MIN_SEEN: Final = 2
 _STEPS: Final = 127.0
 
 
@@ -157,7 +157,7 @@ def learn_tables(
     counts = _counts(pages, size)
     seen = np.asarray((counts > 0).sum(axis=0)).ravel()
     rarity = np.log((1.0 + len(pages)) / (1.0 + seen))
-    learned = seen >= _SEEN_AT_LEAST
+    learned = seen >= _MIN_SEEN
     rarity[size:][~learned[size:]] = 0.0
     known = sparse.csc_array(_weigh(counts, rarity))[:, learned].tocsr()
     scale = np.ones(len(effect)) if weight is None else np.sqrt(weight)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import ENTROPY, NONE, PAPER, PROMPT, Probe, log_bins
-from lengthwise.predictors.scores import kendall_tau
+from lengthwise.traffic.scores import kendall_tau
 
 if TYPE_CHECKING:
     from lengthwise.training.probe.states import States

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 
 if TYPE_CHECKING:
-    from lengthwise.engines.collect import Prompt
+    from lengthwise.client.collect import Prompt
 
 EMBEDDED: Final = "embedded"
 LONGEST_PROMPT: Final = 1500
@@ -247,7 +247,7 @@ def hash_fraction(key: str) -> float:
 
 def load_llm(name: str) -> tuple[Any, Any]:
     """Return the LLM and its tokenizer, on a GPU if there is one."""
-    from lengthwise.engines.smollm2 import model_folder
+    from lengthwise.vllm.smollm2 import model_folder
 
     where = str(model_folder()) if name == EMBEDDED else name
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -20,11 +20,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.files import read_parquet_table
 from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.probe import Bins, left_by_age, mass_by_age
 from lengthwise.predictors.resolve import load_predictor
 from lengthwise.workloads import load_castillo
-from lengthwise.workloads.files import read_parquet_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,0 +1,117 @@
+"""Block hashes: the one definition of when two prompts share a prefix.
+
+A hash stands for a block *and everything before it*: it is the xxh3-64 of the block, seeded with the hash of
+the block before. So prompts share their first n blocks exactly when their first n hashes are equal (up to
+64-bit collisions), and a prefix can be looked up by one number. Only full blocks count: a block that may
+still grow has no hash yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import iter_unpack
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # the gateway imports this module and runs without pyarrow
+    import pyarrow as pa
+
+BLOCK_TOKENS = 64
+"""Tokens of a block where token ids are known."""
+
+BYTES_PER_TOKEN = 4
+"""Bytes per token of ordinary text, where no tokenizer is known."""
+
+BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
+"""Bytes of a block where only the text is known: 256."""
+
+
+def hash_tokens(token_ids: Sequence[int] | NDArray[np.integer], block_size: int = BLOCK_TOKENS) -> NDArray[np.uint64]:
+    """Return the chained hashes of the full blocks of a prompt's token ids."""
+    data = np.ascontiguousarray(token_ids, dtype="<i8").tobytes()
+    return hash_chunks(_full_chunks(data, 8 * block_size))
+
+
+def hash_text(text: str, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint64]:
+    """Return the chained hashes of the full blocks of a prompt's UTF-8 bytes, where no tokenizer is known."""
+    return hash_bytes(text.encode(), block_bytes)
+
+
+def hash_bytes(data: bytes, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint64]:
+    """Return the same of a prompt that is encoded."""
+    return hash_chunks(_full_chunks(data, block_bytes))
+
+
+def hash_chunks(chunks: Iterable[bytes | memoryview], before: int = 0) -> NDArray[np.uint64]:
+    """Return the chained hashes of chunks; `before` is the hash of the block before the first."""
+    hashes = []
+    for chunk in chunks:
+        before = xxhash.xxh3_64_intdigest(chunk, before)
+        hashes.append(before)
+    return np.array(hashes, dtype=np.uint64)
+
+
+def stream_block_lists(stream_ids: NDArray[np.integer], counts: NDArray[np.integer]) -> pa.ListArray:
+    """Return one list per request: the first `counts[i]` blocks of stream `stream_ids[i]`.
+
+    Streams stand in for conversations whose text is not recorded: prompts of the same stream share their beginning,
+    two streams share nothing.
+    """
+    ends = np.cumsum(counts, dtype=np.int64)
+    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    values = _mix(np.repeat(stream_ids, counts).astype(np.uint64), within.astype(np.uint64))
+    return block_lists(values, counts)
+
+
+def rechain(values: NDArray[np.uint64], before: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the hashes of the same blocks behind other prefixes, given by their hashes in `before`."""
+    return _mix(before, values)
+
+
+def block_lists(values: NDArray[np.uint64], counts: NDArray[np.integer]) -> pa.ListArray:
+    """Split a flat array of hashes into one list per request."""
+    import pyarrow as pa
+
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()))
+
+
+def text_block_lists(texts: Sequence[str], input_tokens: NDArray[np.integer]) -> pa.ListArray:
+    """Return `hash_text` of each prompt, as blocks of BLOCK_TOKENS tokens.
+
+    Where a text has more bytes per token than the usual four, its last blocks would lie beyond its tokens;
+    they are dropped, so that no prompt has more cached tokens than tokens.
+    """
+    hashes = [hash_text(text)[: n // BLOCK_TOKENS] for text, n in zip(texts, input_tokens, strict=True)]
+    counts = np.array([len(row) for row in hashes], np.int64)
+    return block_lists(np.concatenate([np.empty(0, np.uint64), *hashes]), counts)
+
+
+def _full_chunks(data: bytes, size: int) -> Iterable[bytes]:
+    """Return the full blocks. Unpacks instead of slicing, because a router does this for every request."""
+    full = memoryview(data)[: len(data) // size * size]
+    return (chunk for (chunk,) in iter_unpack(f"{size}s", full)) if full else ()
+
+
+def _mix(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """64 well-mixed bits of two numbers: splitmix64's finalizer, once over each."""
+    return _finalize(_finalize(high + np.uint64(0x9E3779B97F4A7C15)) + low)
+
+
+def _finalize(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+class Levels(NamedTuple):
+    """What identifies the levels of a request.
+
+    Block hashes, and the hashes of tenant, template, session (0: none) and LLM.
+    """
+
+    blocks: NDArray[np.uint64]
+    names: NDArray[np.uint64]
