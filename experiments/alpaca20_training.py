@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from lengthwise.traffic import scores
+from experiments import class_scores
 from lengthwise.training.encoder.pack import ASIDE, HELD_OUT, TEST, TRAIN, Pack
 
 if TYPE_CHECKING:
@@ -118,14 +118,15 @@ def score(found: LengthClasses, lengths: Rows, predicted: Floats) -> dict[str, A
 
 
 def _scores(true: Rows, chosen: NDArray[np.int64]) -> dict[str, float]:
-    found = scores.classification(true, chosen)
+    found = class_scores.classification(true, chosen)
     return {name: getattr(found, name) for name in ("accuracy", "f1", "precision", "recall", "mcc")}
 
 
 def _macro_auroc(true: Rows, predicted: Floats) -> float:
     shown = np.unique(true)
     areas = [
-        scores.auroc((true == k).astype(np.intp), np.stack([1 - predicted[:, k], predicted[:, k]], 1)) for k in shown
+        class_scores.auroc((true == k).astype(np.intp), np.stack([1 - predicted[:, k], predicted[:, k]], 1))
+        for k in shown
     ]
     return float(np.mean(areas))
 

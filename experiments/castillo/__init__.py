@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from experiments.castillo import prompt_method
+from experiments.castillo.classes import class_table
 from experiments.castillo.loss_curves import FIGURES, paper_curve_figure, paper_curve_table
 from experiments.castillo.paper import (
     PAPER_PROMPT_METHOD,
@@ -18,12 +19,13 @@ from experiments.castillo.paper import (
     claims,
     compare,
     figure_7,
+    predict,
     predicted,
     rule_table,
     tables,
     trained_subjects,
 )
-from experiments.castillo.rows import RULES, trained_on
+from experiments.castillo.rows import RULES, rows_to_score, trained_on
 from experiments.castillo.training import CURVES, KEPT, PREDICTIONS
 from experiments.study import Run, Study
 from lengthwise.files import read_parquet_table
@@ -51,6 +53,8 @@ class CastilloResult:
     comparison: PaperComparison
     by_rule: PaperComparison
     """The predictor alone, scored by each rule."""
+    classes: Table
+    """The predictor alone, in every division of lengths into classes, by six scores."""
     asked: prompt_method.PromptMethod | None
     paper_curves: pa.Table | None
 
@@ -60,7 +64,9 @@ def measure(run: Run, grid: CastilloGrid) -> CastilloResult:
     samples = run.castillo()
     predictor = evaluated_predictor(grid.predictor, trained_on(samples))
     run.report("predicting", 0.1)
-    subjects = [predicted(predictor, samples, grid.predictor)]
+    tested = rows_to_score(samples)
+    predictions = predict(predictor, tested)
+    subjects = [predicted(predictions, samples, grid.predictor)]
     curves = asked = None
     if samples.origin == PACKAGED:
         run.note("the kept predictions and replies are of all test rows: without them only the predictor is scored")
@@ -76,6 +82,7 @@ def measure(run: Run, grid: CastilloGrid) -> CastilloResult:
         grid.predictor,
         compare(subjects, samples, report=run.part(0.5, 1.0)),
         compare([replace(subjects[0], rule=rule) for rule in RULES], samples),
+        class_table(predictions, tested, trained_on(samples), grid.predictor),
         asked,
         curves,
     )
@@ -84,7 +91,7 @@ def measure(run: Run, grid: CastilloGrid) -> CastilloResult:
 def _tables(found: CastilloResult) -> list[Table]:
     asked = [] if found.asked is None else [prompt_method.table(found.asked, PAPER_PROMPT_METHOD)]
     curves = [] if found.paper_curves is None else [paper_curve_table(found.paper_curves)]
-    return [*tables(found.comparison), rule_table(found.by_rule), *asked, *curves]
+    return [*tables(found.comparison), rule_table(found.by_rule), found.classes, *asked, *curves]
 
 
 def _images(found: CastilloResult) -> dict[str, str]:

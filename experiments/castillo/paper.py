@@ -13,17 +13,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from experiments import class_scores
 from experiments.castillo.rows import LLMS, RULES, UNSEEN, WIDTHS, Truth, evaluated_parts, rows_of, trained_on
 from experiments.study import Claim, Report
 from lengthwise.errors import InputError
-from lengthwise.predictors import LengthPredictor
+from lengthwise.predictors import LengthPredictor, Predictions
 from lengthwise.predictors.baselines import CAP, ConstantPredictor
 from lengthwise.predictors.castillo_api import P99
 from lengthwise.predictors.evaluation import prediction_inputs
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio, interval_over_pairs
-from lengthwise.traffic import scores
 from lengthwise.workloads import LengthSamples
 
 Floats = NDArray[np.float64]
@@ -132,25 +132,24 @@ class PaperComparison:
     cells: tuple[Cell, ...]
 
 
-def predicted(predictor: LengthPredictor | ConstantPredictor, samples: LengthSamples, name: str) -> Subject:
-    """The sampling mean and std that a predictor gives, and its P99 by the package's definition.
+def predict(predictor: LengthPredictor | ConstantPredictor, rows: LengthSamples) -> Predictions:
+    """The predictions for these rows."""
+    if isinstance(predictor, ConstantPredictor):
+        return predictor.predict_rows(rows, CAP)
+    return predictor.predict(prediction_inputs(rows))
 
-    Where it gives no sampling mean, the median of the prediction stands in, as in `lengthwise evaluate`.
-    """
-    parts = {llm: [part for _, _, part in evaluated_parts(rows_of(llm, samples))] for llm in LLMS}
-    rows = LengthSamples(
-        pa.concat_tables([part.table for llm in LLMS for part in parts[llm]]).combine_chunks(), samples.origin
-    )
-    found = (
-        predictor.predict_rows(rows, CAP)
-        if isinstance(predictor, ConstantPredictor)
-        else predictor.predict(prediction_inputs(rows))
-    )
-    median, p99 = (np.asarray(found.quantile(level), np.float64) for level in (0.5, P99))
-    mean = np.where(np.isfinite(found.sample_mean), found.sample_mean, median)
+
+def point_predictions(found: Predictions) -> Floats:
+    """The sampling mean where a predictor gives one, else the median, as in `lengthwise evaluate`."""
+    return np.where(np.isfinite(found.sample_mean), found.sample_mean, found.quantile(0.5))
+
+
+def predicted(found: Predictions, samples: LengthSamples, name: str) -> Subject:
+    """Mean, std and P99, by the package's definition, of the predictions for `rows_to_score`."""
+    mean, p99 = point_predictions(found), found.quantile(P99)
     values, start = {}, 0
     for llm in LLMS:
-        end = start + sum(map(len, parts[llm]))
+        end = start + sum(len(part) for _, _, part in evaluated_parts(rows_of(llm, samples)))
         for kind, column in (("mean", mean), ("std", found.sample_std), ("p99", p99)):
             values[llm, kind] = np.asarray(column, np.float64)[None, start:end]
         start = end
@@ -224,8 +223,8 @@ def _classes(
             continue
         wanted, past = (np.floor(getattr(each, reading) / width).astype(np.intp) for each in (truth, fitted))
         ours = given[:, place].astype(np.intp)
-        base = scores.classification(wanted, np.full(len(wanted), np.bincount(past).argmax()))
-        f1 = float(np.mean([scores.classification(wanted, each).f1 for each in ours]))
+        base = class_scores.classification(wanted, np.full(len(wanted), np.bincount(past).argmax()))
+        f1 = float(np.mean([class_scores.classification(wanted, each).f1 for each in ours]))
         make = partial(Cell, table, llm, subject.name, subject.rule, reading)
         accuracy = _mean(100 * (ours == wanted).mean(axis=0))
         yield make(f"Acc {width}", paper[f"Acc {width}"], *accuracy, 100 * base.accuracy)

@@ -92,3 +92,9 @@ def evaluated_parts(rows: LengthSamples) -> list[tuple[int, int, LengthSamples]]
     if UNSEEN in rows.corpora:
         parts.append((3, 5, rows.where(corpus=UNSEEN)))
     return parts
+
+
+def rows_to_score(samples: LengthSamples) -> LengthSamples:
+    """The test rows of every one of LLMS, in the order of `evaluated_parts`."""
+    parts = [part.table for llm in LLMS for _, _, part in evaluated_parts(rows_of(llm, samples))]
+    return LengthSamples(pa.concat_tables(parts).combine_chunks(), samples.origin)

@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from experiments import class_scores
 from experiments.castillo.rows import LLMS, WIDTHS, Truth, evaluated_parts, rows_of, trained_on
 from lengthwise.files import atomic_path
-from lengthwise.traffic import scores
 from lengthwise.workloads import LengthSamples, load_castillo
 
 KEPT: Final = Path(__file__).parent.parent / "results" / "castillo"
@@ -164,7 +164,7 @@ class _Task:
     @classmethod
     def of(cls, training: Training, learn: Part) -> _Task:
         if training.width:
-            edges = scores.equal_width(training.width, float(getattr(learn, training.target).max()))
+            edges = class_scores.equal_width(training.width, float(getattr(learn, training.target).max()))
             return cls(training, edges, np.zeros(1), np.ones(1))
         both = np.column_stack([learn.mean, np.nan_to_num(learn.std)])
         return cls(training, np.empty(0), both.mean(axis=0), both.std(axis=0))
@@ -177,7 +177,7 @@ class _Task:
         import torch
 
         if self.training.width:
-            return torch.as_tensor(scores.classes(getattr(part, self.training.target), self.edges))
+            return torch.as_tensor(class_scores.classes(getattr(part, self.training.target), self.edges))
         both = np.column_stack([part.mean, np.nan_to_num(part.std)])
         return torch.as_tensor((both - self.centre) / self.spread, dtype=torch.float32)
 

@@ -104,8 +104,6 @@ def test_scores_do_not_depend_on_the_batch_size() -> None:
 def test_histogram_predictions_are_scored() -> None:
     samples, mu = known_rows()
     mine = evaluate(KnowsTheBin(mu), samples).subjects["predictor"].overall
-    assert mine.classes["100 wide"].accuracy > 0.7
-    assert mine.classes["100 wide"].auroc > 0.8
     assert math.isnan(mine.mae_std)
     assert mine.tau > 0.5
 

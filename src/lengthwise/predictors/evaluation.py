@@ -22,7 +22,7 @@ from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.predictors.resolve import CONSTANTS, parse_predictor_spec, resolve_predictor
 from lengthwise.prefixes import hash_text
 from lengthwise.traffic import scores
-from lengthwise.traffic.scores import CRPS_LEVELS, ClassScores
+from lengthwise.traffic.scores import CRPS_LEVELS
 
 if TYPE_CHECKING:
     from lengthwise.workloads import LengthSamples
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
-WIDTHS: Final = (50, 100, 200, 500, 1000)
-"""Bin widths of the BERT-on-CASTILLO paper, in tokens."""
-EQUAL_MASS_BINS: Final = 20
 PREDICTED_GROUPS: Final = 6
 """Groups of rows by predicted median, of about equal size."""
 PER_LLM: Final = "constant per LLM"
@@ -63,7 +60,6 @@ class EvaluationScores:
     width_90: float = math.nan
     raw_mae_mean: float = math.nan
     """Against the mean of all samples, degenerate ones included: they dominate it."""
-    classes: Mapping[str, ClassScores]
 
 
 @dataclass(frozen=True)
@@ -133,23 +129,21 @@ def evaluate(
 ) -> Evaluation:
     """Score a predictor and the baselines on every row.
 
-    `reference` are rows of other prompts (train and validate) that the constants and the classes of equal mass
-    are fitted to; without it they are fitted to the evaluated rows themselves, which favours the constants.
+    `reference` are rows of other prompts (train and validate) that the constants are fitted to;
+    without it they are fitted to the evaluated rows themselves, which favours them.
     `max_tokens` is the limit the samples were drawn under.
     """
     truth = _Truth.of(samples)
     fitted = samples if reference is None else reference
-    schemes = class_schemes(truth.mean, fitted.clean_mean())
-    edges = np.unique(np.concatenate(list(schemes.values())))
     per_llm, per_both = (ConstantPredictor.fit(fitted, by_corpus=by_corpus) for by_corpus in (False, True))
     forecasts = {}
     for label, each in ((name, predictor), (PER_LLM, per_llm), (PER_BOTH, per_both)):
         report = None if progress is None else partial(progress, label)
-        forecasts[label] = forecast(each, samples, edges=edges, max_tokens=max_tokens, batch=batch, progress=report)
+        forecasts[label] = forecast(each, samples, max_tokens=max_tokens, batch=batch, progress=report)
     breakdown = partial(_breakdown, truth, _predicted_groups(forecasts[name].median))
-    subjects = {label: breakdown(partial(_score, truth, found, schemes, edges)) for label, found in forecasts.items()}
+    subjects = {label: breakdown(partial(_score, truth, found)) for label, found in forecasts.items()}
     ceiling = Ceiling.of(truth.lengths, truth.clean)
-    subjects[CEILING] = breakdown(partial(_score_ceiling, truth, ceiling, schemes))
+    subjects[CEILING] = breakdown(partial(_score_ceiling, truth, ceiling))
     return Evaluation(
         predictor=name,
         origin=samples.origin,
@@ -164,16 +158,6 @@ def evaluate(
         predicted=forecasts[name].point,
         true=truth.mean,
     )
-
-
-def class_schemes(true: Floats, fitted: Floats) -> dict[str, Floats]:
-    """Return the divisions of lengths into classes, by name, as inner edges."""
-    longest = float(np.nanmax(true)) if np.isfinite(true).any() else 1.0
-    by_width = {f"{width} wide": scores.equal_width(width, longest) for width in WIDTHS}
-    return by_width | {
-        f"{EQUAL_MASS_BINS} of equal mass": scores.equal_mass(fitted, EQUAL_MASS_BINS),
-        "mu-Serve's five": scores.mu_serve(fitted),
-    }
 
 
 def _predicted_groups(median: Floats) -> dict[str, Rows]:
@@ -193,15 +177,12 @@ def _breakdown(truth: _Truth, predicted: Mapping[str, Rows], score: Callable[[Ro
     )
 
 
-def _score(
-    truth: _Truth, found: Forecast, schemes: Mapping[str, Floats], edges: Floats, rows: Rows
-) -> EvaluationScores:
+def _score(truth: _Truth, found: Forecast, rows: Rows) -> EvaluationScores:
     mean, clean, lengths = truth.mean[rows], truth.clean[rows], truth.lengths[rows].astype(np.float64)
-    some = np.flatnonzero(np.isfinite(mean))
     median, point = found.median[rows], found.point[rows]
     sampled = np.where(clean, lengths, np.nan)
     return EvaluationScores(
-        rows=len(some),
+        rows=int(np.isfinite(mean).sum()),
         samples=int(clean.sum()),
         mae_mean=scores.mae(point, mean),
         mse_mean=scores.mse(point, mean),
@@ -217,23 +198,14 @@ def _score(
         width_50=scores.sharpness(*_interval(found, 0.5, rows)),
         width_90=scores.sharpness(*_interval(found, 0.9, rows)),
         raw_mae_mean=scores.mae(point, lengths.mean(axis=1)),
-        classes={
-            name: scores.classification(
-                scores.classes(mean[some], inner),
-                scores.classes(point[some], inner),
-                _class_probabilities(found.at_edges[rows[some]], edges, inner),
-            )
-            for name, inner in schemes.items()
-        },
     )
 
 
-def _score_ceiling(truth: _Truth, ceiling: Ceiling, schemes: Mapping[str, Floats], rows: Rows) -> EvaluationScores:
+def _score_ceiling(truth: _Truth, ceiling: Ceiling, rows: Rows) -> EvaluationScores:
     """Half of a prompt's samples against the other half; a single sample against all the others."""
     mean, true = ceiling.mean[rows], ceiling.true_mean[rows]
-    some = np.flatnonzero(np.isfinite(mean) & np.isfinite(true))
     return EvaluationScores(
-        rows=len(some),
+        rows=int((np.isfinite(mean) & np.isfinite(true)).sum()),
         samples=int(truth.clean[rows].sum()),
         mae_mean=scores.mae(mean, true),
         mse_mean=scores.mse(mean, true),
@@ -243,16 +215,7 @@ def _score_ceiling(truth: _Truth, ceiling: Ceiling, schemes: Mapping[str, Floats
         tau=scores.tau_within(truth.llm[rows], mean, true),
         r2_log=scores.r2_log(mean, true),
         crps=scores.mean(ceiling.crps[rows]),
-        classes={
-            name: scores.classification(scores.classes(true[some], inner), scores.classes(mean[some], inner))
-            for name, inner in schemes.items()
-        },
     )
-
-
-def _class_probabilities(at_edges: Floats, edges: Floats, inner: Floats) -> Floats:
-    below = at_edges[:, np.searchsorted(edges, inner)]
-    return np.diff(below, axis=1, prepend=0.0, append=1.0)
 
 
 def _interval(found: Forecast, central: float, rows: Rows) -> tuple[Floats, Floats]:
@@ -279,14 +242,12 @@ class Forecast:
     quantiles: Floats
     low: Floats
     high: Floats
-    at_edges: Floats
-    """P(length < edge), a column for each edge of any class; the mass at a cap counts as just below it."""
 
     @classmethod
-    def of(cls, predictions: Predictions, edges: Floats) -> Forecast:
-        """Compute all quantiles and probabilities that the scores need."""
+    def of(cls, predictions: Predictions) -> Forecast:
+        """Compute all quantiles that the scores need."""
         levels = [0.5, *CRPS_LEVELS, *((1 - c) / 2 for c in CENTRAL), *((1 + c) / 2 for c in CENTRAL)]
-        table, survival = _quantiles_and_survival(predictions, levels, edges)
+        table = np.stack([predictions.quantile(level) for level in levels], axis=1)
         first, low = 1 + len(CRPS_LEVELS), 1 + len(CRPS_LEVELS) + len(CENTRAL)
         has_mean = np.isfinite(predictions.sample_mean)
         return cls(
@@ -296,7 +257,6 @@ class Forecast:
             quantiles=table[:, 1:first],
             low=table[:, first:low],
             high=table[:, low:],
-            at_edges=1.0 - survival,
         )
 
     @classmethod
@@ -310,7 +270,6 @@ def forecast(
     predictor: LengthPredictor | ConstantPredictor,
     samples: LengthSamples,
     *,
-    edges: Floats | None = None,
     max_tokens: int = CAP,
     batch: int = 256,
     progress: Callable[[float], None] | None = None,
@@ -319,16 +278,15 @@ def forecast(
 
     Prefix memory predicts the rows in a fixed random order, each from one clean length of every row before it.
     """
-    edges = np.empty(0) if edges is None else edges
     if isinstance(predictor, MemoryPredictor):
-        return _forecast_online(predictor, samples, edges, max_tokens, progress)
+        return _forecast_online(predictor, samples, max_tokens, progress)
     if isinstance(predictor, ConstantPredictor):
-        return Forecast.of(predictor.predict_rows(samples, max_tokens), edges)
+        return Forecast.of(predictor.predict_rows(samples, max_tokens))
     inputs = prediction_inputs(samples, max_tokens)
     order = np.argsort([len(each.text) for each in inputs], kind="stable")
     parts = []
     for start in range(0, len(order), batch):
-        parts.append(Forecast.of(predictor.predict([inputs[i] for i in order[start : start + batch]]), edges))
+        parts.append(Forecast.of(predictor.predict([inputs[i] for i in order[start : start + batch]])))
         if progress is not None:
             progress(min(1.0, (start + batch) / len(order)))
     return Forecast.joined(parts, order)
@@ -337,7 +295,6 @@ def forecast(
 def _forecast_online(
     predictor: MemoryPredictor,
     samples: LengthSamples,
-    edges: Floats,
     max_tokens: int,
     progress: Callable[[float], None] | None,
 ) -> Forecast:
@@ -354,7 +311,7 @@ def _forecast_online(
             predictor.observe(inputs[row], tokens, censored=tokens >= max_tokens)
         if progress is not None and number % 256 == 0:
             progress(number / len(order))
-    return Forecast.of(LogTPredictions.of(mu, sigma, max_tokens, sample_mean=mean, sample_std=std), edges)
+    return Forecast.of(LogTPredictions.of(mu, sigma, max_tokens, sample_mean=mean, sample_std=std))
 
 
 def prediction_inputs(samples: LengthSamples, max_tokens: int | None = CAP) -> list[PredictionInput]:
@@ -371,16 +328,6 @@ def prediction_inputs(samples: LengthSamples, max_tokens: int | None = CAP) -> l
         PredictionInput(text, llm, max_tokens, prompt_tokens)
         for text, llm, prompt_tokens in zip(texts, llms, tokens, strict=True)
     ]
-
-
-def _quantiles_and_survival(predictions: Predictions, levels: Sequence[float], edges: Floats) -> tuple[Floats, Floats]:
-    """Return quantiles (rows, levels) and P(length > edge) (rows, edges)."""
-    if isinstance(predictions, LogTPredictions):
-        return np.stack([predictions.quantile(level) for level in levels], axis=1), predictions.survival(edges)
-    each = [predictions[row] for row in range(len(predictions))]
-    quantiles = np.array([[one.quantile(level) for level in levels] for one in each], np.float64)
-    survival = np.array([[one.survival(edge) for edge in edges] for one in each], np.float64)
-    return quantiles.reshape(len(each), len(levels)), survival.reshape(len(each), len(edges))
 
 
 TEST: Final = "test"

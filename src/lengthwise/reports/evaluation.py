@@ -71,7 +71,7 @@ _NOTES: Final = (
 
 
 def tables(found: Evaluation) -> list[Table]:
-    """All rows, the classes, then the predictor beside its baselines by LLM, corpus and predicted median."""
+    """All rows, then the predictor beside its baselines by LLM, corpus and predicted median."""
     notes = [
         f"Left out: {share(found.degenerate)} of samples (degenerate), {found.left_out:,} rows without a clean sample.",
         f"Constants are fitted to {found.constants_from}.",
@@ -81,28 +81,10 @@ def tables(found: Evaluation) -> list[Table]:
     title = f"{found.predictor} on {found.rows:,} rows of {found.origin}"
     return [
         Table(title, ("", *(name for name, _ in _COLUMNS)), rows, notes),
-        _class_table(found),
         _groups("By LLM", found.predictor, found.subjects, lambda subject: subject.by_llm),
         _groups("By corpus", found.predictor, found.subjects, lambda subject: subject.by_corpus),
         _groups("By predicted median", found.predictor, found.subjects, lambda subject: subject.by_predicted),
     ]
-
-
-def _class_table(found: Evaluation) -> Table:
-    rows: list[tuple[str, ...]] = []
-    begins = set()
-    schemes = next(iter(found.subjects.values())).overall.classes
-    for scheme in schemes:
-        begins.add(len(rows))
-        for i, (name, subject) in enumerate(found.subjects.items()):
-            s = subject.overall.classes[scheme]
-            figures = (s.precision, s.recall, s.f1, s.mcc, s.auroc)
-            rows.append((scheme if i == 0 else "", name, share(s.accuracy), *(number(value, 3) for value in figures)))
-    columns = ("classes", "", "accuracy", "precision", "recall", "F1", "MCC", "AUROC")
-    note = (
-        "Class of the mean of the clean samples; precision, recall, F1 and AUROC (one against the rest) are weighted."
-    )
-    return Table("Classes", columns, rows, [note], frozenset(begins - {0}))
 
 
 def _groups(

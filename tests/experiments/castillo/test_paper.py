@@ -18,11 +18,12 @@ from experiments.castillo.paper import (
     claims,
     compare,
     figure_7,
+    predict,
     predicted,
     rule_table,
     tables,
 )
-from experiments.castillo.rows import LLMS, RULES, trained_on
+from experiments.castillo.rows import LLMS, RULES, rows_to_score, trained_on
 from lengthwise.files import sample
 from lengthwise.predictors.baselines import ConstantPredictor
 from lengthwise.workloads import LengthSamples, load_castillo
@@ -35,7 +36,12 @@ def packaged() -> LengthSamples:
 
 @pytest.fixture(scope="module")
 def constant(packaged: LengthSamples) -> Subject:
-    return predicted(ConstantPredictor.fit(trained_on(packaged)), packaged, "constant fit")
+    return constant_subject(packaged)
+
+
+def constant_subject(samples: LengthSamples) -> Subject:
+    found = predict(ConstantPredictor.fit(trained_on(samples)), rows_to_score(samples))
+    return predicted(found, samples, "constant fit")
 
 
 def cell(what: str, paper: float, ours: float, constant: float) -> Cell:
@@ -119,7 +125,7 @@ def test_figure_7_is_an_image(packaged: LengthSamples, constant: Subject) -> Non
 @pytest.mark.skipif("LENGTHWISE_DATA" not in os.environ, reason="the full data are not here")
 def test_on_all_of_castillo_a_constant_fills_the_widest_bins() -> None:
     samples = load_castillo()
-    found = compare([predicted(ConstantPredictor.fit(trained_on(samples)), samples, "constant fit")], samples)
+    found = compare([constant_subject(samples)], samples)
     assert found.prompts[2]["castillo"] == dict.fromkeys(LLMS, 910)
     assert found.prompts[5]["castillo"] == dict.fromkeys(LLMS, 600)
     widest = [cell for cell in found.cells if (cell.table, cell.what, cell.reading) == (2, "Acc 1000", "mean")]

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lengthwise.traffic import scores
-
 if TYPE_CHECKING:
     from lengthwise.training.encoder.config import HeadConfig
 
@@ -128,5 +126,6 @@ def bin_edges(config: HeadConfig, pack: Pack) -> NDArray[Any] | None:
         return None
     lengths = pack.lengths[pack.part == TRAIN].astype(np.float64)
     rows = lengths[(lengths > 0).any(-1)]
-    inner = scores.equal_mass(rows.sum(-1) / (rows > 0).sum(-1), config.bin_count)
+    shares = np.arange(1, config.bin_count) / config.bin_count
+    inner = np.unique(np.quantile(rows.sum(-1) / (rows > 0).sum(-1), shares))
     return np.array([0.0, *inner, max(_LONGEST, inner[-1] + 1.0)])
