@@ -35,9 +35,9 @@ from benchmarks.gateway import gateway, ours
 from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, draw, load_prompts
 from lengthwise.client.load import LoadPlan, LoadReport, run_load
 from lengthwise.client.simulated_server import SimulatedEngines
+from lengthwise.intervals import over_pairs
 from lengthwise.reports.runs import multiple
 from lengthwise.simulator import Fleet, measure_capacity, simulate
-from lengthwise.simulator.paired import over_pairs
 from lengthwise.workloads import Workload
 
 ENGINES: Final = 4

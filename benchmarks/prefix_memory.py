@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 from benchmarks import options
+from lengthwise.intervals import draw_rows, interval
 from lengthwise.reports.tables import Table, print_tables
 from lengthwise.simulator import RequestPredictions, predict_workload
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace
 from lengthwise.workloads.generators import DiscreteLengths, into_sessions, react_workload
 
 LLMS = ("llama-3.1-8b", "qwen2.5-7b")
-_BOOTSTRAPS = 200
+_RESAMPLES = 200
 
 
 def seen_blocks(workload: Workload) -> NDArray[np.int64]:
@@ -58,8 +59,8 @@ def beside_text(workloads: dict[str, Workload], text: str) -> Table:
         found = {text: predict_workload(workload, text)}
         found["calibrated"] = alone = predict_workload(bare, f"memory+{text}")
         found["with memory"] = both = predict_workload(workload, f"memory+{text}")
-        draws = [rng.integers(0, len(workload), len(workload)) for _ in range(_BOOTSTRAPS)]
-        low, high = np.quantile([tau(both, draw) - tau(alone, draw) for draw in draws], [0.025, 0.975])
+        resamples = draw_rows(len(workload), seed=rng, resamples=_RESAMPLES)
+        low, high = interval([tau(both, rows) - tau(alone, rows) for rows in resamples])
         gain = tau(both) - tau(alone)
         rows.append((name, *(f"{tau(each):.3f}" for each in found.values()), f"{gain:+.4f} [{low:+.4f}, {high:+.4f}]"))
     head = ("workload", text, "calibrated online", "with memory", "difference to calibrated")

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import options
-from lengthwise.simulator.paired import Ratio
+from lengthwise.intervals import Ratio, draw_rows, interval
 
 TARGET: Final = 1.03
 STOCK, PLUGIN, PROBE = "stock", "plug-in", "probe"
@@ -178,9 +178,9 @@ def fastest(costs: NDArray[np.float64]) -> float:
 
 def ratio(ours: NDArray[np.float64], base: NDArray[np.float64]) -> Ratio:
     """Return the ratio of the fastest halves with its 95 % interval by a paired bootstrap over blocks."""
-    rows = np.random.default_rng(0).integers(0, len(ours), (2000, len(ours)))
-    drawn = [fastest(ours[row]) / fastest(base[row]) for row in rows]
-    return Ratio(fastest(ours) / fastest(base), *(float(each) for each in np.quantile(drawn, (0.025, 0.975))))
+    resamples = draw_rows(len(ours), seed=0, resamples=2000)
+    drawn = [fastest(ours[rows]) / fastest(base[rows]) for rows in resamples]
+    return Ratio(fastest(ours) / fastest(base), *interval(drawn))
 
 
 def change(ratio: Ratio) -> str:

@@ -18,13 +18,13 @@ from typing import Final
 import numpy as np
 
 from benchmarks import options
+from lengthwise.intervals import over_seeds
 from lengthwise.policies import Job
 from lengthwise.reports.runs import multiple
 from lengthwise.routers import Admitted, Decision, EngineInfo, Event, Finished, Router, Scraped, make_router
 from lengthwise.routers.base import EngineId
 from lengthwise.simulator import Fleet, Outcome, measure_capacity, simulate
 from lengthwise.simulator.cluster import as_workload, at_rate
-from lengthwise.simulator.paired import over_seeds
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.workloads import Workload
 from lengthwise.workloads.generators import DiscreteLengths, react_workload

@@ -22,8 +22,8 @@ from lengthwise.bench.episodes import Arm, Kind, TrafficPlan, arms_of, draw, loa
 from lengthwise.bench.run import BenchServer, capacity
 from lengthwise.client.client import EngineClient
 from lengthwise.client.load import LoadPlan, LoadReport, run_load
+from lengthwise.intervals import over_pairs
 from lengthwise.reports.runs import multiple
-from lengthwise.simulator.paired import over_pairs
 from lengthwise.vllm.bench_switch import TOKEN_VARIABLE
 from lengthwise.workloads import Workload
 

@@ -38,8 +38,8 @@ from experiments.alpaca20_training import (
 from experiments.study import Claim, Run, SeededGrid, Study
 from lengthwise.errors import InputError
 from lengthwise.files import check_readable, data_home, read_parquet_table
+from lengthwise.intervals import Ratio
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.paired import Ratio
 
 PAPER: Final[Mapping[str, float]] = {
     "accuracy": 0.24, "f1": 0.22, "precision": 0.23, "recall": 0.24, "auroc": 0.85, "mcc": 0.20,

@@ -18,6 +18,7 @@ import numpy as np
 
 from experiments.study import Call, Run, SeededGrid, SeedResults, Study, sections
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio
 from lengthwise.reports.runs import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import (
@@ -33,7 +34,6 @@ from lengthwise.simulator import (
 )
 from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.grid import Measure, Statistic
-from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw
 from lengthwise.workloads.generators import DiscreteLengths, react_workload
 from lengthwise.workloads.traces import find_trace

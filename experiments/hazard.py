@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from experiments.study import Run, Study, table_of
 from lengthwise.errors import InputError
 from lengthwise.files import data_home, read_parquet_table
+from lengthwise.intervals import Ratio, draw_counts, interval
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import LOGNORMAL, logt_family
 from lengthwise.lengths.fit import fit_rows
 from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import LengthSamples
 
 Floats = NDArray[np.float64]
@@ -162,8 +162,7 @@ def _cut_at_limit(answers: _Answers, length: Floats) -> _Answers:
 def _estimate(name: str, kind: str, answers: _Answers, seed: int) -> Hazards:
     """Ends over exposure by bin, resampled over prompts; and the slope of the tail."""
     prompts, groups = np.unique(answers.prompt, return_inverse=True)
-    equal = np.full(len(prompts), 1 / len(prompts))
-    weights = np.random.default_rng(seed).multinomial(len(prompts), equal, _RESAMPLES)
+    counts = draw_counts(len(prompts), seed=seed, resamples=_RESAMPLES)
     position = np.where(answers.present, answers.length / _median_of_others(answers), 0.0)
     ended = answers.present & ~answers.cut
     begins, stops = np.array(EDGES[:-1]), np.array(EDGES[1:])
@@ -176,17 +175,17 @@ def _estimate(name: str, kind: str, answers: _Answers, seed: int) -> Hazards:
     tail = kept & (begins >= TAIL)
     with np.errstate(divide="ignore", invalid="ignore"):
         hazard = total / exposure.sum(axis=0)
-        drawn = (weights @ ends) / (weights @ exposure)
-        low, high = np.quantile(centre * drawn, (0.025, 0.975), axis=0)
+        drawn = (counts @ ends) / (counts @ exposure)
+        low, high = np.transpose([interval(column) for column in (centre * drawn).T])
         slopes = [_slope(centre[tail], each[tail], total[tail]) for each in (hazard, *drawn)]
     columns = (begins, stops, centre * hazard, low, high)
     bins = tuple(
-        Bin(begin, stop, Ratio(*interval), int(total[number]))
+        Bin(begin, stop, Ratio(*ratio), int(total[number]))
         for number in np.flatnonzero(kept)
-        for begin, stop, *interval in [[float(each[number]) for each in columns]]
+        for begin, stop, *ratio in [[float(each[number]) for each in columns]]
     )
-    interval = (slopes[0], *np.quantile(slopes[1:], (0.025, 0.975)).tolist())
-    return Hazards(name, kind, len(position), bins, Ratio.none() if np.isnan(slopes).any() else Ratio(*interval))
+    slope = Ratio.none() if np.isnan(slopes).any() else Ratio(slopes[0], *interval(slopes[1:]))
+    return Hazards(name, kind, len(position), bins, slope)
 
 
 def _median_of_others(answers: _Answers) -> Floats:

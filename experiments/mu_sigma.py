@@ -24,13 +24,13 @@ from experiments.tie import paper
 from experiments.tie.study import ENGINE, HIGH, LLM, draws, extend, find, fleet, over
 from experiments.tie.traffic import AS_IN_PAPER, synthetic_traffic
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import logt_family
 from lengthwise.lengths.fit import fit_rows
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import RequestPredictions
 from lengthwise.simulator.grid import Grid, Plan, run_grid
-from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import LengthSamples, Workload
 
 Floats = NDArray[np.float64]

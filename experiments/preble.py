@@ -40,11 +40,11 @@ from experiments.routing import (
 )
 from experiments.study import Call, Claim, Run, SeededGrid, SeedResults, Study, sections
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio
 from lengthwise.reports.figures import COLOURS, figure, legend, log_tokens, save
 from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, simulate
-from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.tasks import CapacityTask, Setting
 from lengthwise.workloads.datasets import PACKAGED
 from lengthwise.workloads.traces import SAMPLE_ONLY

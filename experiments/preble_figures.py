@@ -34,10 +34,10 @@ from experiments.routing import (
     Routing,
 )
 from experiments.study import Call, Claim, Run, SeededGrid, Study, sections
+from lengthwise.intervals import Ratio
 from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, simulate
-from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.routing import routing_time_s
 from lengthwise.simulator.tasks import Setting
 

@@ -23,6 +23,7 @@ from scipy import special
 from experiments.study import Run, Study, sections
 from lengthwise.errors import InputError
 from lengthwise.files import read_parquet_table, sample
+from lengthwise.intervals import draw_rows, interval
 from lengthwise.predictors import LengthPredictor, PredictionInput
 from lengthwise.predictors.baselines import Ceiling, column
 from lengthwise.predictors.calibration import OnlineCalibrated
@@ -231,6 +232,7 @@ Floats = NDArray[np.float64]
 
 _RESAMPLES: Final = 4000
 _TAU_RESAMPLES: Final = 400
+_LEVEL: Final = 0.9
 
 
 @dataclass(frozen=True)
@@ -310,9 +312,8 @@ def compare(
 def _half(half: Answers, predicted: Floats, llms: NDArray[np.object_], seed: int) -> Half:
     split = Ceiling.of(half.lengths, np.ones(half.lengths.shape, bool))
     means, mu = half.lengths.mean(axis=1), half.predictions.mu
-    draws = np.random.default_rng([seed % 2**64, 3]).integers(len(mu), size=(_TAU_RESAMPLES, len(mu)))
-    taus = [tau_within(llms[rows], mu[rows], means[rows]) for rows in draws]
-    low, high = np.quantile(taus, (0.05, 0.95)).tolist()
+    resamples = draw_rows(len(mu), seed=[seed % 2**64, 3], resamples=_TAU_RESAMPLES)
+    low, high = interval([tau_within(llms[rows], mu[rows], means[rows]) for rows in resamples], _LEVEL)
     return Half(
         mean=float(half.lengths.mean()),
         predicted_mean=float(predicted.mean()),
@@ -337,8 +338,8 @@ def _ratios(
     found = {}
     for corpus in ["all", *sorted(set(corpora.tolist()))]:
         rows = np.flatnonzero(corpora == corpus) if corpus != "all" else np.arange(len(corpora))
-        draws = np.random.default_rng([seed % 2**64, 1]).integers(len(rows), size=(_RESAMPLES, len(rows)))
-        low, high = np.exp(np.quantile(logs[rows][draws].mean(axis=1), (0.05, 0.95))).tolist()
+        drawn = draw_rows(len(rows), seed=[seed % 2**64, 1], resamples=_RESAMPLES)
+        low, high = map(math.exp, interval(logs[rows][drawn].mean(axis=1), _LEVEL))
         cut: dict[Asked, float] = {asked: float(halves[asked].capped[rows].mean()) for asked in ASKED}
         seen, expected = float(np.exp(logs[rows].mean())), float(np.exp(log_predicted[rows].mean()))
         found[corpus] = LengthRatio(len(rows), seen, low, high, expected, cut)

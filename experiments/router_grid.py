@@ -21,10 +21,10 @@ import numpy as np
 from experiments.routing import VARIED, Cell, Place, React, Routing, Shared, routing_task
 from experiments.study import Run, SeededGrid, Study, sections
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio
 from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import Fleet
-from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.tasks import CapacityTask, CellTask, Setting, WorkloadSource
 from lengthwise.workloads import Workload, load_trace
 from lengthwise.workloads.arrivals import rescale

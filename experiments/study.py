@@ -51,12 +51,12 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.reports.page import Figure, Origin, command_line, html_page
 from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table, to_json
 from lengthwise.simulator import RequestPredictions, predict_workload
-from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.simulator.tasks import (
     ResultCache,
     Task,

@@ -30,6 +30,7 @@ from experiments.tie import paper
 from experiments.tie.study import ENGINE, HIGH, LLM, LOW, OFFLINE_CORPUS, draws, extend, find, fleet, over
 from experiments.tie.tables import pair_claims
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio, draw_rows, interval
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import logt_family
 from lengthwise.lengths.fit import fit_rows
@@ -38,7 +39,6 @@ from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import RequestPredictions, predict_workload
 from lengthwise.simulator.grid import Cell, Grid, Measure, Plan, run_grid
-from lengthwise.simulator.paired import Ratio
 from lengthwise.traffic.scores import kendall_tau
 from lengthwise.workloads import LengthSamples, Workload
 
@@ -56,7 +56,7 @@ _DEFINITIONS: Final[Mapping[str, Measure]] = {
     "mean of E2E / tokens": "per_token_s",
     "total E2E / total tokens": "e2e_s",
 }
-_DRAWS: Final = 1000
+_RESAMPLES: Final = 1000
 _SCORE_SPREAD: Final = 0.5
 """Of the ln lengths that stand for LTR's scores: few enough above the cap, where they would be equal."""
 
@@ -183,11 +183,12 @@ def _fit(prompts: str, kept: Sequence[Predicted], rows: LengthSamples) -> Fit:
 
 def _r_squared(true: Floats, predicted: Floats) -> Ratio:
     """The mean over training seeds (rows of `predicted`), and its bootstrap interval over prompts."""
-    rng = np.random.default_rng(0)
-    draws = [np.arange(len(true)), *rng.integers(0, len(true), (_DRAWS, len(true)))]
-    values = [1 - ((predicted[:, at] - true[at]) ** 2).mean() / true[at].var() for at in draws]
-    low, high = np.quantile(values[1:], (0.025, 0.975))
-    return Ratio(float(values[0]), float(low), float(high))
+
+    def figure(rows: NDArray[np.int64]) -> float:
+        return float(1 - ((predicted[:, rows] - true[rows]) ** 2).mean() / true[rows].var())
+
+    resamples = draw_rows(len(true), seed=0, resamples=_RESAMPLES)
+    return Ratio(figure(np.arange(len(true))), *interval([figure(rows) for rows in resamples]))
 
 
 def tables(found: RivalsResult) -> list[Table]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from experiments.study import Claim, Run, SeededGrid, Study, table_of
+from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.base import Numbers
 from lengthwise.policies.preemptive import Srpt
@@ -33,7 +34,6 @@ from lengthwise.reports.runs import seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.simulator.cluster import at_rate
-from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.training.probe.errors_by_age import error_ratio
 from lengthwise.workloads import LengthSamples, Workload, castillo_workload
 from lengthwise.workloads.arrivals import generator

@@ -35,9 +35,9 @@ from lengthwise.bench.episodes import FCFS, Arm, Kind, TrafficPlan
 from lengthwise.bench.report import bench_tables
 from lengthwise.bench.run import BenchPlan, BenchProgress, embedded_server, run_bench
 from lengthwise.bench.store import BenchStore
+from lengthwise.intervals import Ratio, over_pairs
 from lengthwise.predictors.probe import PAPER, Probe, load_probe, paper_bins, write_probe
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.paired import Ratio, over_pairs
 from lengthwise.simulator.step_log import read_steps
 from lengthwise.vllm.bench_switch import TOKEN_VARIABLE
 from lengthwise.workloads import Workload

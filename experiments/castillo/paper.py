@@ -17,13 +17,13 @@ from experiments import class_scores
 from experiments.castillo.rows import LLMS, RULES, UNSEEN, WIDTHS, Truth, evaluated_parts, rows_of, trained_on
 from experiments.study import Claim, Report
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio, draw_rows, interval
 from lengthwise.predictors import LengthPredictor, Predictions
 from lengthwise.predictors.baselines import CAP, ConstantPredictor
 from lengthwise.predictors.castillo_api import P99
 from lengthwise.predictors.evaluation import prediction_inputs
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.paired import Ratio, interval_over_pairs
 from lengthwise.workloads import LengthSamples
 
 Floats = NDArray[np.float64]
@@ -250,8 +250,8 @@ def _mean(values: Floats) -> tuple[float, float, float]:
     known = values[np.isfinite(values)]
     if not len(known):
         return math.nan, math.nan, math.nan
-    draws = np.random.default_rng(len(known)).integers(len(known), size=(_RESAMPLES, len(known)))
-    return (float(known.mean()), *interval_over_pairs(known[draws].mean(axis=1)))
+    rows = draw_rows(len(known), seed=len(known), resamples=_RESAMPLES)
+    return (float(known.mean()), *interval(known[rows].mean(axis=1)))
 
 
 def tables(found: PaperComparison) -> list[Table]:

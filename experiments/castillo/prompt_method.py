@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from experiments.castillo.rows import UNSEEN
 from lengthwise.errors import InputError
 from lengthwise.files import atomic_path, read_parquet_table
+from lengthwise.intervals import draw_rows, interval
 from lengthwise.predictors.ask import AskPredictor, parse_length
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.paired import interval_over_pairs
 from lengthwise.traffic import scores
 from lengthwise.training.data import SMOLLM2, load_samples
 from lengthwise.training.encoder.config import DataConfig
@@ -111,12 +111,11 @@ def score(replies: pa.Table, samples: LengthSamples, *, draws: int = 1000) -> Pr
     both = np.array([(stated, true) for stated, true in pairs if stated is not None], np.float64).reshape(-1, 2)
     stated, true = both[:, 0], both[:, 1]
     error = np.abs(stated - true)
-    draw = np.random.default_rng(0).integers(0, max(1, len(both)), (draws, len(both)))
-    interval = interval_over_pairs(error[draw].mean(axis=1)) if len(both) else (math.nan, math.nan)
+    resampled = error[draw_rows(len(both), seed=0, resamples=draws)].mean(axis=1) if len(both) else math.nan
     median = np.median([true for _, true in pairs])
     constant = scores.mae(np.full(len(true), median), true)
     mae, mse = scores.mae(stated, true), scores.mse(stated, true)
-    return PromptMethod(rows.llms[0], len(pairs), len(both), mae, mse, interval, constant)
+    return PromptMethod(rows.llms[0], len(pairs), len(both), mae, mse, interval(resampled), constant)
 
 
 def table(found: PromptMethod, paper: tuple[str, float, float]) -> Table:

@@ -17,9 +17,9 @@ from experiments.study import Report, Run, SeededGrid
 from experiments.tie import paper
 from experiments.tie.traffic import AS_IN_PAPER, LogNormalPredictions, synthetic_traffic, weighted
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.simulator import Fleet, predict_workload, simulate
 from lengthwise.simulator.grid import Cell, Draw, Grid, Level, Measure, Plan, Statistic, run_grid
-from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.workloads import LengthSamples, Workload, castillo_workload
 

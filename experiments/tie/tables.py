@@ -24,12 +24,12 @@ from experiments.tie.study import (
     top,
 )
 from experiments.tie.traffic import AS_IN_PAPER, weighted_score
+from lengthwise.intervals import over_seeds
 from lengthwise.reports.page import Figure, axes, axis, panel
 from lengthwise.reports.runs import latency_by_load, multiple, predictor_label, seconds
 from lengthwise.reports.simulation import runs_of
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.grid import Cell, Grid, Measure, Statistic
-from lengthwise.simulator.paired import over_seeds
 from lengthwise.simulator.predictions import RequestPredictions
 
 _BINS: Final = 32

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lengthwise.errors import InputError, missing_extra
+from lengthwise.version import package_version
 
 if TYPE_CHECKING:
     from lengthwise.gateway import create_app
@@ -59,9 +60,7 @@ _PACKAGE_OF = {name: package for package, names in _EXPORTS.items() for name in 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from importlib.metadata import version
-
-        return version("lengthwise")
+        return package_version()
     if name not in _PACKAGE_OF:
         raise AttributeError(f"module 'lengthwise' has no attribute '{name}'")
     try:

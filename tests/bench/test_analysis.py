@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from lengthwise.bench.report import bench_document, bench_tables
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin
-from lengthwise.simulator.paired import over_pairs
 from tests.bench.measured import measured
 
 ARMS = (Arm(FCFS), Arm(FCFS, copy=1), Arm("sjf", "fast"), Arm("sjf", ORACLE))
@@ -49,17 +47,6 @@ def test_the_verdict_is_negative_without_a_gain_and_names_the_tail(tmp_path: Pat
     arms = (Arm(FCFS), Arm("sjf", "fast"))
     assert analyse(measured(tmp_path / "worse", arms, 3, worse)).verdict.startswith("Not worth it here")
     assert analyse(measured(tmp_path / "tail", arms, 3, tail)).verdict.startswith("Turn it on only if the tail")
-
-
-def test_the_interval_covers_the_ratio_of_noisy_pairs_and_one_pair_has_none() -> None:
-    rng = np.random.default_rng(1)
-    base = rng.uniform(1, 2, 40)
-    ours = 0.9 * base * np.exp(rng.normal(0, 0.05, 40))
-    found = over_pairs(ours.tolist(), base.tolist())
-    assert found.low < 0.9 < found.high
-    assert found.high - found.low < 0.05
-    assert math.isnan(over_pairs([1.0], [2.0]).low)
-    assert math.isnan(over_pairs([], []).ratio)
 
 
 def test_tables_and_page_show_every_arm_and_the_verdict(tmp_path: Path) -> None:

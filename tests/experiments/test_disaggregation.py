@@ -21,7 +21,7 @@ from experiments.disaggregation import (
 )
 from experiments.study import Call, Run
 from lengthwise.errors import InputError
-from lengthwise.simulator.paired import Ratio
+from lengthwise.intervals import Ratio
 from lengthwise.simulator.tasks import ResultCache
 from tests.experiments.samples import check_output
 

@@ -4,9 +4,9 @@ import numpy as np
 
 from experiments.fast_lane import H200, LANES, LASTING, STUDY, WIDE, lane_policy, tables
 from experiments.frontier import Gains
+from lengthwise.intervals import Ratio
 from lengthwise.policies import lengthwise
 from lengthwise.simulator import Fleet, predict_workload, simulate
-from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import castillo_workload, load_castillo
 
 FLEET = Fleet.parse("1*llama-3-8b@a100").limited_to(max_num_seqs=4)

@@ -25,7 +25,7 @@ from experiments.frontier import (
     tables,
 )
 from lengthwise.errors import InputError
-from lengthwise.simulator.paired import Ratio
+from lengthwise.intervals import Ratio
 
 SMALL = Setting(4, 1.1, 150)
 

@@ -6,8 +6,8 @@ import pytest
 
 from experiments.frontier import Gains
 from experiments.slots import STEPS, SlotsPoint, burst, fitted, tables
+from lengthwise.intervals import Ratio
 from lengthwise.simulator import EngineSpec, Fleet
-from lengthwise.simulator.paired import Ratio
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import experiments.__main__ as command
 from experiments import NAMES
 from experiments.study import Call, Claim, Run, SeedResults, Study, sections, table_of
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.tasks import ResultCache, Task, Workers, content_key
 
 COMPUTED: list[int] = []

@@ -30,10 +30,10 @@ from experiments.trail import (
     tables,
 )
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio
 from lengthwise.policies import Job, JobColumns
 from lengthwise.predictors.probe import load_probe
 from lengthwise.simulator import predict_workload
-from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.training.probe.errors_by_age import error_ratio
 from lengthwise.workloads import Workload, castillo_workload, load_castillo

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lengthwise.intervals import Ratio
 from lengthwise.reports.page import BASELINE_COLOUR, Figure
 from lengthwise.reports.runs import (
     ReportedRun,
@@ -28,7 +29,6 @@ from lengthwise.reports.runs import (
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.grid import USUAL_ROUTER
 from lengthwise.simulator.metrics import LatencyProfile
-from lengthwise.simulator.paired import Ratio
 
 ONE = Ratio(1.0, 1.0, 1.0)
 BASE_E2E = tuple(float(each) for each in range(1, 11))

@@ -8,11 +8,11 @@ from functools import cache
 
 import pytest
 
+from lengthwise.intervals import Ratio
 from lengthwise.reports.runs import ReportedRun, figures, multiple, seconds
 from lengthwise.reports.simulation import facts, grid_document, runs_of, tables
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.grid import Grid, Plan, run_grid
-from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import redraw
 from tests.simulator.builders import UNEVEN, fleet, requests
 

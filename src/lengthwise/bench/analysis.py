@@ -1,7 +1,7 @@
 """From measured episodes to ratios: each arm beside the fcfs of its block, on the same requests.
 
 Ratios are arm / fcfs, below 1 is better: the geometric mean over blocks of the ratio within a block, with a paired
-bootstrap over blocks (`simulator.paired.over_pairs`). Latencies are those of `simulator.metrics`.
+bootstrap over blocks (`intervals.over_pairs`). Latencies are those of `simulator.metrics`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from scipy import stats
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio, draw_pairs, interval, over_pairs
 from lengthwise.reports.runs import judge, multiple, price
 from lengthwise.simulator.metrics import Summary, summarise
-from lengthwise.simulator.paired import Ratio, interval_over_pairs, over_pairs, pair_draws
 
 Floats = NDArray[np.float64]
 
@@ -196,7 +196,7 @@ def _captured(ours: Blocks, base: Blocks, best: Blocks, arm: Arm) -> Ratio:
     value = float(share(mean.mean(axis=1)))
     if len(blocks) == 1:
         return Ratio(value, math.nan, math.nan)
-    return Ratio(value, *interval_over_pairs(share(mean[:, pair_draws(len(blocks))].mean(axis=2))))
+    return Ratio(value, *interval(share(mean[:, draw_pairs(len(blocks))].mean(axis=2))))
 
 
 def _tau(episodes: Any) -> float:  # an iterable of EpisodeRows

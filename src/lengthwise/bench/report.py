@@ -11,11 +11,11 @@ import numpy as np
 from lengthwise.bench.analysis import ArmResult, BenchResult, read_episodes, times
 from lengthwise.bench.episodes import FCFS, Arm
 from lengthwise.bench.store import BenchStore
+from lengthwise.intervals import Ratio
 from lengthwise.predictors.service import NO_PREDICTOR
 from lengthwise.reports.page import Document, Figure, Origin
 from lengthwise.reports.runs import ReportedRun, figures, multiple, pooled
 from lengthwise.reports.tables import Table, share
-from lengthwise.simulator.paired import Ratio
 
 _FIGURES = {"mean": "e2e_mean", "p99": "e2e_p99", "ttft": "ttft_mean", "per_token": "per_token_mean"}
 

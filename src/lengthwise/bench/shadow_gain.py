@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio, gain_captured
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, student
 from lengthwise.policies import make_policy
 from lengthwise.reports.page import Document, Origin
@@ -49,7 +50,6 @@ from lengthwise.simulator import (
 )
 from lengthwise.simulator.grid import Measure, paired_ratio
 from lengthwise.simulator.metrics import TRUTH
-from lengthwise.simulator.paired import Ratio, gain_captured
 from lengthwise.traffic.scores import mae, tau_within
 from lengthwise.traffic.shadow_log import EngineMemory, Entry, Gauges, Logged
 from lengthwise.workloads import Workload

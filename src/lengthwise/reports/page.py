@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from zlib import crc32
 
+from lengthwise.intervals import Ratio
 from lengthwise.reports.tables import Table, to_json
-
-if TYPE_CHECKING:  # the simulator is an extra
-    from lengthwise.simulator.paired import Ratio
+from lengthwise.version import package_version
 
 _SECRET: Final = ("--api-key", "--token")
 _PASSWORD: Final = re.compile(r"://[^/@]+@")
@@ -39,11 +38,9 @@ class Origin:
     @classmethod
     def here(cls, *, seed: object = "", hardware: str | None = None, command: str | None = None) -> Origin:
         """Return the origin of a result of this process; values of secret options are left out of the command."""
-        import lengthwise
-
         return cls(
             command or command_line(["lengthwise", *sys.argv[1:]]),
-            lengthwise.__version__,
+            package_version(),
             f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
             hardware or this_machine(),
             str(seed),

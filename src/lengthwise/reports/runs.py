@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from lengthwise.intervals import Ratio
 from lengthwise.reports.page import (
     BASELINE_COLOUR,
     Figure,
@@ -26,7 +27,6 @@ from lengthwise.reports.page import (
 )
 from lengthwise.simulator.grid import BASELINE, USUAL_ROUTER, Measure, Statistic
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
-from lengthwise.simulator.paired import Ratio
 
 NAMES: Final = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "per_token_s": "per token"}
 COMPARED: Final[tuple[tuple[Measure, Statistic], ...]] = (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.reports.page import Document, Origin
 from lengthwise.reports.runs import (
     NAMES,
@@ -32,7 +33,6 @@ from lengthwise.simulator.grid import (
     Statistic,
 )
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
-from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.simulator.sweep import SweepResult
 
 _WAITING: Final = 0.01

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.reports.page import Document, Figure, Origin
 from lengthwise.reports.runs import (
     COMPARED,
@@ -27,7 +28,6 @@ from lengthwise.reports.runs import (
 )
 from lengthwise.reports.simulation import sweep_runs
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.paired import Ratio, over_seeds
 
 _SETTING: Final = ("workload", "content_hash", "fleet", "seeds", "requests", "slo", "url", "model")
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio, gain_captured, over_requests, over_seeds
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
@@ -30,7 +31,6 @@ from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
 from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.paired import Ratio, gain_captured, over_requests, over_seeds
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns, predict_workload
 from lengthwise.simulator.routing import RoutingTrace
 from lengthwise.simulator.tasks import Report

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lengthwise.errors import InputError
+from lengthwise.intervals import over_requests
 from lengthwise.policies import make_policy
 from lengthwise.routers import make_router
 from lengthwise.simulator.cluster import as_predictions, simulate, uses_predictions
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.paired import over_requests
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns
 from lengthwise.simulator.routing import charged_times_s
 from lengthwise.simulator.tasks import Report

@@ -18,17 +18,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import lengthwise
 from lengthwise.errors import InputError
 from lengthwise.files import atomic_path
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.simulator.cluster import as_predictions, at_rate, measure_capacity, simulate
 from lengthwise.simulator.fleet import Fleet, FleetEvent
 from lengthwise.simulator.predictions import RequestPredictions, learns
+from lengthwise.version import ROOT, package_version
 from lengthwise.workloads import Workload
 
-_CODE: Final = ("lengths", "policies", "predictors", "routers", "simulator", "workloads")
-"""Packages whose code determines the result of a simulation."""
+_CODE: Final = ("lengths", "policies", "predictors", "routers", "simulator", "traffic", "workloads")
+"""Packages whose code determines the result of a simulation, beside the files at the root."""
 
 Report = Callable[[str, float], None]
 """Receives a label and the share that is done."""
@@ -256,11 +256,10 @@ def file_digest(path: Path) -> str:
 @cache
 def code_version() -> str:
     """The package's version and a digest of the code that determines results: a change there invalidates the cache."""
-    root = Path(lengthwise.__file__).parent
     digest = sha256()
-    for file in sorted(file for package in _CODE for file in (root / package).rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-    return f"{lengthwise.__version__}+{digest.hexdigest()[:16]}"
+    for file in sorted([*ROOT.glob("*.py"), *(file for package in _CODE for file in (ROOT / package).rglob("*.py"))]):
+        digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return f"{package_version()}+{digest.hexdigest()[:16]}"
 
 
 def _predictor_key(name: str) -> tuple[str, str | None]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.intervals import draw_counts, interval
 from lengthwise.predictors.probe import ENTROPY, NONE, PAPER, PROMPT, Probe, log_bins
 from lengthwise.traffic.scores import kendall_tau
 
@@ -34,7 +35,7 @@ _INPUTS: Final = {PROMPT: "the prediction from the prompt", ENTROPY: "the entrop
 _MAE: Final = "mae"
 _SHARES: Final = ("covered_90",)
 _INTERVAL: Final = (0.05, 0.95)
-_DRAWS: Final = 1000
+_RESAMPLES: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,8 @@ def _over(states: States, off: Floats, best: Floats) -> tuple[float, float, floa
     """Ratio of two mean errors with a 95 % bootstrap interval; prompts are drawn with all their answers."""
     _, prompt = np.unique(states.draw, return_inverse=True)
     sums = np.stack([np.bincount(prompt, states.weight * each) for each in (off, best)])
-    drawn = np.random.default_rng(0).multinomial(sums.shape[1], np.full(sums.shape[1], 1 / sums.shape[1]), _DRAWS)
-    above, below = sums @ drawn.T
-    low, high = np.quantile(above / below, (0.025, 0.975))
-    return float(sums[0].sum() / sums[1].sum()), float(low), float(high)
+    above, below = sums @ draw_counts(sums.shape[1], seed=0, resamples=_RESAMPLES).T
+    return (float(sums[0].sum() / sums[1].sum()), *interval(above / below))
 
 
 def _by_age(states: States, learned: States) -> Floats:

@@ -1,6 +1,7 @@
-"""Paired ratios with confidence intervals: one policy over another on the same requests.
+"""Confidence intervals: the bootstrap, and paired ratios of one policy over another on the same requests.
 
 Several seeds: the geometric mean of the seeds' ratios, with Student's t interval of their logarithms.
+Several pairs: the same mean, with a bootstrap over pairs.
 One seed: the ratio itself, with a bootstrap of blocks of consecutive requests, the same blocks for both policies.
 Neighbours in a queue wait together, so resampling single requests would give intervals that are too narrow.
 """
@@ -14,13 +15,13 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 Floats = NDArray[np.float64]
 
 LEVEL: Final = 0.95
 _BLOCKS: Final = 50
-_RESAMPLES: Final = 400
+_BLOCK_RESAMPLES: Final = 400
 _PAIR_RESAMPLES: Final = 10_000
 _SMALLEST_GAIN: Final = 0.01
 
@@ -39,6 +40,28 @@ class Ratio:
         return cls(math.nan, math.nan, math.nan)
 
 
+Seed = int | Sequence[int] | np.random.Generator
+
+
+def draw_rows(units: int, *, seed: Seed, resamples: int) -> NDArray[np.int64]:
+    """Return the units (pairs, blocks, prompts) of each resample, drawn with replacement: one row of indices each.
+
+    Figures that are compared are taken over the same rows, which makes the bootstrap paired.
+    """
+    return np.random.default_rng(seed).integers(units, size=(resamples, units))
+
+
+def draw_counts(units: int, *, seed: Seed, resamples: int) -> NDArray[np.int64]:
+    """Return how often each unit is drawn in each resample, one row each: for sums, faster than `draw_rows`."""
+    return np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=resamples)
+
+
+def interval(resampled: Sequence[float] | Floats | float, level: float = LEVEL) -> tuple[float, float]:
+    """Return the central interval of a figure over its resamples."""
+    low, high = np.quantile(resampled, ((1 - level) / 2, (1 + level) / 2))
+    return float(low), float(high)
+
+
 def _log_ratios(ours: Sequence[float], base: Sequence[float]) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.log(np.asarray(ours, np.float64)) - np.log(np.asarray(base, np.float64)))
@@ -50,7 +73,7 @@ def over_seeds(ours: Sequence[float], base: Sequence[float]) -> Ratio:
     if not np.isfinite(logs).all():
         return Ratio.none()
     middle = float(logs.mean())
-    half_width = float(stats.t.ppf((1 + LEVEL) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    half_width = float(special.stdtrit(len(logs) - 1, (1 + LEVEL) / 2) * logs.std(ddof=1) / math.sqrt(len(logs)))
     return Ratio(math.exp(middle), math.exp(middle - half_width), math.exp(middle + half_width))
 
 
@@ -62,7 +85,7 @@ def over_pairs(ours: Sequence[float], base: Sequence[float]) -> Ratio:
     middle = math.exp(float(logs.mean()))
     if len(logs) == 1:
         return Ratio(middle, math.nan, math.nan)
-    low, high = interval_over_pairs(logs[pair_draws(len(logs))].mean(axis=1))
+    low, high = interval(logs[draw_pairs(len(logs))].mean(axis=1))
     return Ratio(middle, math.exp(low), math.exp(high))
 
 
@@ -72,15 +95,9 @@ def gain_captured(ours: float, base: float, truth: float) -> float:
     return (base - ours) / gain if gain > _SMALLEST_GAIN * base else math.nan
 
 
-def pair_draws(pairs: int) -> NDArray[np.int64]:
-    """Return the indices of resampled pairs, one row per resample."""
-    return np.random.default_rng([0, pairs]).integers(pairs, size=(_PAIR_RESAMPLES, pairs))
-
-
-def interval_over_pairs(resampled: Floats) -> tuple[float, float]:
-    """Return the 95 % interval of a figure over resamples."""
-    low, high = np.quantile(resampled, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return float(low), float(high)
+def draw_pairs(pairs: int) -> NDArray[np.int64]:
+    """Return the pairs of each resample, the same for every figure of as many pairs."""
+    return draw_rows(pairs, seed=[0, pairs], resamples=_PAIR_RESAMPLES)
 
 
 def over_requests(ours: Floats, base: Floats, q: float | None, *, seed: int) -> Ratio:
@@ -91,11 +108,9 @@ def over_requests(ours: Floats, base: Floats, q: float | None, *, seed: int) -> 
     here, other = _Figure(ours[present], q), _Figure(base[present], q)
     if other.value <= 0:
         return Ratio.none()
-    rng = np.random.default_rng([seed, len(ours)])
-    blocks = here.blocks
-    weights = rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=_RESAMPLES)
-    ratios = [here.resampled(weight) / other.resampled(weight) for weight in weights]
-    return Ratio(here.value / other.value, *interval_over_pairs(np.array(ratios)))
+    counts = draw_counts(here.blocks, seed=[seed, len(ours)], resamples=_BLOCK_RESAMPLES)
+    ratios = [here.resampled(count) / other.resampled(count) for count in counts]
+    return Ratio(here.value / other.value, *interval(ratios))
 
 
 class _Figure:
@@ -112,8 +127,8 @@ class _Figure:
         order = np.argsort(values, kind="stable")
         self._sorted, self._block = values[order], block[order]
 
-    def resampled(self, weight: NDArray[np.int64]) -> float:
+    def resampled(self, count: NDArray[np.int64]) -> float:
         if self._q is None:
-            return float(weight @ self._sums / (weight @ self._sizes))
-        counts = np.cumsum(weight[self._block])
-        return float(self._sorted[np.searchsorted(counts, self._q * counts[-1])])
+            return float(count @ self._sums / (count @ self._sizes))
+        requests = np.cumsum(count[self._block])
+        return float(self._sorted[np.searchsorted(requests, self._q * requests[-1])])

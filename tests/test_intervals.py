@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.simulator.paired import over_requests, over_seeds
+from lengthwise.intervals import draw_counts, draw_rows, interval, over_pairs, over_requests, over_seeds
 
 positive = st.floats(0.01, 1e4)
 
@@ -60,3 +60,33 @@ def test_requests_refused_in_one_run_are_left_out_of_both() -> None:
     ours, base = np.array([2.0, math.nan, 2.0]), np.array([1.0, 100.0, 1.0])
     assert over_requests(ours, base, None, seed=0).ratio == 2.0
     assert math.isnan(over_requests(np.full(2, math.nan), np.ones(2), None, seed=0).ratio)
+
+
+def test_the_interval_covers_the_ratio_of_noisy_pairs_and_one_pair_has_none() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.uniform(1, 2, 40)
+    ours = 0.9 * base * np.exp(rng.normal(0, 0.05, 40))
+    found = over_pairs(ours.tolist(), base.tolist())
+    assert found.low < 0.9 < found.high
+    assert found.high - found.low < 0.05
+    assert math.isnan(over_pairs([1.0], [2.0]).low)
+    assert math.isnan(over_pairs([], []).ratio)
+
+
+def test_resamples_are_the_same_for_the_same_seed_and_draw_each_unit_equally_often() -> None:
+    rows, counts = (draw(20, seed=4, resamples=2000) for draw in (draw_rows, draw_counts))
+    np.testing.assert_array_equal(rows, draw_rows(20, seed=4, resamples=2000))
+    assert (counts.sum(axis=1) == 20).all()
+    drawn = np.bincount(rows.ravel()), counts.sum(axis=0)
+    np.testing.assert_allclose(drawn, 2000, rtol=0.1)
+
+
+def test_rows_and_counts_give_the_interval_of_the_same_mean() -> None:
+    values = np.random.default_rng(5).exponential(size=200)
+    by_rows = interval(values[draw_rows(200, seed=1, resamples=4000)].mean(axis=1))
+    by_counts = interval(draw_counts(200, seed=2, resamples=4000) @ values / 200)
+    assert by_rows == pytest.approx(by_counts, rel=0.03)
+
+
+def test_an_interval_of_90_percent_leaves_a_twentieth_at_each_end() -> None:
+    assert interval(np.linspace(0, 1, 101), 0.9) == pytest.approx((0.05, 0.95))
