@@ -21,7 +21,7 @@ from lengthwise.predictors.probe import write_probe
 from lengthwise.simulator import Fleet, StepCost
 from lengthwise.simulator.step_log import COLUMNS, write_steps
 from lengthwise.vllm.embedded import EmbeddedEngine, EngineOptions
-from tests.client.test_endpoint_probe import Endpoint
+from tests.client.test_step_times import Endpoint
 from tests.gateway.engine import served
 from tests.predictors.test_probe import made_probe
 from tests.simulator.test_fit import FACTS, TRUE, steps

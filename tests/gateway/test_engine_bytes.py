@@ -119,7 +119,7 @@ def test_only_the_usage_event_is_removed_from_any_stream(
 
 
 def test_a_line_without_end_is_an_error(engine: RawEngine, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lengthwise.gateway.streaming._MAX_LINE", 1 << 20)
+    monkeypatch.setattr("lengthwise.client.sse.MAX_LINE", 1 << 20)
     event = data({"choices": []})
     status, received = answer(engine, url, STREAM, event + b"data: " + b"x" * (2 << 20))
     assert status == 200

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from lengthwise.client.endpoint_probe import ProbePlan, probe
 from lengthwise.client.scrape import fetch_engine_facts
+from lengthwise.client.step_times import StepTimesPlan, measure_step_times
 from lengthwise.simulator import StepCost
 from lengthwise.simulator.fit import StepTimes, engine_spec, fit_cost
 from lengthwise.simulator.step_log import read_steps
@@ -21,8 +21,8 @@ from lengthwise.vllm.embedded import EmbeddedEngine
 def test_the_embedded_engine_is_fitted_to_its_own_steps(embedded_engine: EmbeddedEngine) -> None:
     began = time.time()
     log = Path(embedded_engine.options.plugin_options["steps"])
-    plan = ProbePlan(embedded_engine.url, longest=128, batches=(1, 2), answer=8, repeats=2, staggered=True)
-    seen = asyncio.run(probe(plan, lambda _: None))
+    plan = StepTimesPlan(embedded_engine.url, longest=128, batches=(1, 2), answer=8, repeats=2, staggered=True)
+    seen = asyncio.run(measure_step_times(plan, lambda _: None))
     reported = asyncio.run(fetch_engine_facts(embedded_engine.url, max_num_seqs=4))
     sent = plan.rounds()
     warm = 16 + 128  # two prompts, answered with four tokens each

@@ -15,8 +15,8 @@ import typer
 from lengthwise.cli.model_options import options_from, validated
 from lengthwise.cli.output import MaxNumSeqs, need_folder
 from lengthwise.client.client import engine_url
-from lengthwise.client.endpoint_probe import ProbePlan, probe
 from lengthwise.client.scrape import fetch_engine_facts
+from lengthwise.client.step_times import StepTimesPlan, measure_step_times
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables
@@ -95,9 +95,9 @@ def _serve_simulated(text: str, host: str, port: int) -> None:
 @app.command()
 def fit(
     out: Annotated[Path, typer.Option("--out", "-o", help="Engine file to write (YAML).")],
-    url: Annotated[str | None, typer.Option(help="Probe this OpenAI endpoint; it must be otherwise idle.")] = None,
+    url: Annotated[str | None, typer.Option(help="Measure this OpenAI endpoint, which must be otherwise idle.")] = None,
     steps: Annotated[
-        Path | None, typer.Option(help="Fit a step log (docs/guides/engine.md): more accurate than probing.")
+        Path | None, typer.Option(help="Fit a step log (docs/guides/engine.md): more accurate than --url.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model name [default: the first that is served].")] = None,
     max_num_seqs: MaxNumSeqs = None,
@@ -107,12 +107,12 @@ def fit(
     kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="KV memory in tokens, if the endpoint does not report it.")
     ] = None,
-    longest: Annotated[int, typer.Option(min=64, help="Tokens of the longest probe prompt.")] = 1024,
+    longest: Annotated[int, typer.Option(min=64, help="Tokens of the longest prompt that is sent.")] = 1024,
 ) -> None:
     """Fit a cost model to an engine and write it as an engine file for the simulator.
 
-    The steps come from a log that the plug-in wrote (--steps) or from probing an endpoint over HTTP (--url). With
-    neither, the embedded engine is started, probed, and fitted to its step log: about two minutes on a CPU.
+    The steps come from a log that the plug-in wrote (--steps) or from measuring an endpoint over HTTP (--url). With
+    neither, the embedded engine is started, measured, and fitted to its step log: about two minutes on a CPU.
 
     Example: `lengthwise engine fit -o engine.yaml && lengthwise simulate castillo --load 0.9 --fleet engine.yaml`
     """
@@ -122,7 +122,7 @@ def fit(
         times, facts = _logged(steps)
         origin = f"{len(times):,} steps of {facts.model} on {facts.engine}, from {steps.name}"
     elif url is not None:
-        times, facts = _probed(url, model, max_num_seqs, max_batched_tokens, kv_tokens, longest)
+        times, facts = _measured(url, model, max_num_seqs, max_batched_tokens, kv_tokens, longest)
         origin = f"{len(times):,} steps of {facts.model}, measured by a client of {facts.engine}"
     else:
         times, facts = _embedded(max_num_seqs or 16, longest)
@@ -140,14 +140,14 @@ def _logged(path: Path) -> tuple[StepTimes, EngineFacts]:
     return StepTimes.of(table), facts
 
 
-def _probed(
+def _measured(
     url: str, model: str | None, seqs: int | None, batched: int | None, kv_tokens: int | None, longest: int
 ) -> tuple[StepTimes, EngineFacts]:
     url = engine_url(url)
     facts = asyncio.run(
         fetch_engine_facts(url, model=model, kv_tokens=kv_tokens, max_num_seqs=seqs, max_num_batched_tokens=batched)
     )
-    return _run(ProbePlan(url, model, longest, _batches(facts.max_num_seqs))), facts
+    return _run(StepTimesPlan(url, model, longest, _batches(facts.max_num_seqs))), facts
 
 
 def _embedded(seqs: int, longest: int) -> tuple[StepTimes, EngineFacts]:
@@ -156,7 +156,7 @@ def _embedded(seqs: int, longest: int) -> tuple[StepTimes, EngineFacts]:
         options = EngineOptions(policy="fcfs", max_num_seqs=seqs, plugin_options={"steps": str(log)})
         typer.echo(_STARTING, err=True)
         with EmbeddedEngine(options) as engine:
-            _run(ProbePlan(engine.url, longest=longest, batches=_batches(seqs), staggered=True))
+            _run(StepTimesPlan(engine.url, longest=longest, batches=_batches(seqs), staggered=True))
         return _logged(log)
 
 
@@ -164,9 +164,9 @@ def _batches(seqs: int) -> tuple[int, ...]:
     return tuple(size for size in (1, 2, 4, 8, 16) if size <= seqs)
 
 
-def _run(plan: ProbePlan) -> StepTimes:
+def _run(plan: StepTimesPlan) -> StepTimes:
     with late_bar() as bar:
-        return asyncio.run(probe(plan, lambda share: bar("probing", share)))
+        return asyncio.run(measure_step_times(plan, lambda share: bar("measuring steps", share)))
 
 
 def _show(fitted: FittedCost, origin: str, out: Path) -> None:

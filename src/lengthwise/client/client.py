@@ -7,7 +7,7 @@ import json
 import math
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
@@ -143,13 +143,6 @@ class EngineResponse:
             return await self._response.read()
         except OSError as error:
             raise _engine_error(error, self._engine.name) from error
-
-    async def events(self) -> AsyncIterator[list[bytes]]:
-        """Yield the data of the server-sent events that have arrived, each time that some arrive."""
-        rest = b""
-        while data := await self.chunk():
-            *lines, rest = (rest + data).split(b"\n")
-            yield [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
     def close(self) -> None:
         """Reuse the connection if the answer was read to its end, else close it, which aborts the request."""

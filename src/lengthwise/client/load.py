@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from lengthwise.client.client import EngineClient, EngineError, EngineResponse, served_model
+from lengthwise.client.sse import DONE, read_events
 from lengthwise.errors import InputError
 from lengthwise.simulator.metrics import LatencyLimits, Spread, Summary, summarise
 from lengthwise.workloads import Workload
@@ -267,10 +268,10 @@ async def _read(answer: EngineResponse, sample: Sample, began: float) -> str | N
     events = 0
     last = math.nan
     reported: int | None = None
-    async for payloads in answer.events():
+    async for payloads in read_events(answer):
         now = time.perf_counter() - began
         for payload in payloads:
-            if payload == b"[DONE]":
+            if payload == DONE:
                 sample.output_tokens = events if reported is None else reported
                 return None if sample.output_tokens else "empty"
             # After the first token, only events that may hold more than a token are parsed.

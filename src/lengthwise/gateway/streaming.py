@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
-from lengthwise.client.client import EngineBrokenError, EngineError, EngineResponse
+from lengthwise.client.client import EngineError, EngineResponse
+from lengthwise.client.sse import EVENT_ENDS, EventReader, count_events, is_done, payload
 from lengthwise.gateway.access_log import RECORD
 from lengthwise.gateway.errors import ApiError, ErrorFormat, from_engine
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 _REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
 # A JSON string holds no bare quotes, so an answer that mentions this field does not match.
 _WHOLE: Final = frozenset({b"stop", b"tool_calls", b"function_call"})
-_DATA: Final = b"data:"
-_DONE: Final = re.compile(rb"^data:\s*\[DONE\]", re.MULTILINE)
-_MAX_LINE: Final = 1 << 25  # bytes of one line of a stream, which is held until it is complete
 _MAX_TOKENS: Final = 1 << 31  # no answer is that long; a larger count is not used
 
 
@@ -95,8 +93,8 @@ class Measure:
     def lines(self, lines: bytes) -> bytes:
         """Measure complete lines of a stream; return those that the client receives."""
         self._streams = True
-        self._events += lines.count(b"\n" + _DATA) + lines.startswith(_DATA)
-        if b"[DONE]" in lines and _DONE.search(lines):
+        self._events += count_events(lines)
+        if is_done(lines):
             self.done = True
         if b'"finish_reason"' in lines:
             self._reasons += _REASON.findall(lines)
@@ -109,7 +107,7 @@ class Measure:
         hid, self._hid = self._hid, False
         if hid and not line.strip():
             return True
-        event = _usage_event(line[len(_DATA) :]) if line.startswith(_DATA) else {}
+        event = _usage_event(payload(line) or b"")
         self._read(event)
         self._hid = self._hide_usage and bool(event) and event.get("choices") == []
         return self._hid
@@ -298,7 +296,7 @@ class Caller:
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send bytes of the answer."""
         self._ended = last
-        self._event_ended = data.endswith((b"\n\n", b"\r\n\r\n"))
+        self._event_ended = data.endswith(EVENT_ENDS)
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def end_with(self, error: ApiError, request_id: bytes | None = None) -> None:
@@ -366,7 +364,7 @@ async def relay(
         measure.whole(body)
         await caller.answer(answer.status, headers, body)
         return
-    held = b""
+    reader = EventReader()
     caller.streams = True
     caller.measure = measure
     try:
@@ -374,29 +372,16 @@ async def relay(
             if not caller.answered:
                 on_first_byte()
                 await caller.start(answer.status, headers)
-            whole, held = _whole_lines(held + data if held else data)
-            if whole and (whole := measure.lines(whole)):
-                await caller.write(whole)
-            if len(held) > _MAX_LINE:
-                raise EngineBrokenError("the engine sent a line that is too long")
+            # An incomplete line is held back, so that an error event after a break is never inside it.
+            if (lines := reader.feed(data)) and (lines := measure.lines(lines)):
+                await caller.write(lines)
     except EngineError as error:
         if caller.answered:
             await caller.end_with(from_engine(error))
         raise
     if not caller.answered:
         await caller.start(answer.status, headers)
-    await caller.write(measure.lines(held), last=True)
-
-
-def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
-    """Return the complete lines, and the start of an incomplete one.
-
-    An incomplete line is held back, so that an error event after a break is never inside it.
-    """
-    if data.endswith(b"\n"):
-        return data, b""
-    end = data.rfind(b"\n") + 1
-    return data[:end], data[end:]
+    await caller.write(measure.lines(reader.held), last=True)
 
 
 def passed_headers(answer: EngineResponse, *, own_id: bool = False) -> list[tuple[bytes, bytes]]:

@@ -7,10 +7,9 @@ import re
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Final
 
+from lengthwise.client.sse import count_deltas, payloads
 from lengthwise.gateway.streaming import Measure, count_tokens
 
-_DATA: Final = b"data:"
-_DELTA: Final = re.compile(rb"^event: ?\S+delta\r?$", re.MULTILINE)
 # A JSON string holds no bare quotes, so text that mentions these does not match.
 _RESPONSE_END: Final = re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete|failed)"')
 _MESSAGE_USAGE: Final = re.compile(rb'"type"\s*:\s*"message_(?:start|delta|stop)"')
@@ -36,11 +35,11 @@ class _NamedEvents(Measure, ABC):
     def lines(self, lines: bytes) -> bytes:
         """Measure complete lines of a stream; the client receives all."""
         self._streams = True
-        self._events += len(_DELTA.findall(lines))
+        self._events += count_deltas(lines)
         if self.wanted.search(lines):
-            for line in lines.splitlines():
-                if line.startswith(_DATA) and self.wanted.search(line):
-                    self._event(_object(line[len(_DATA) :]))
+            for payload in payloads(lines):
+                if self.wanted.search(payload):
+                    self._event(_object(payload))
         return lines
 
     @abstractmethod

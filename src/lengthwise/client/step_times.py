@@ -1,4 +1,4 @@
-"""Probe an OpenAI endpoint: single prompts of several lengths, then batches of several sizes.
+"""Step times of an OpenAI endpoint, as its client sees them: single prompts of several lengths, then several batches.
 
 The client's times become step times: the time to the first token of a single prompt is a prefill step, and the time
 between tokens while a batch decodes is a decode step of that batch. The endpoint must be otherwise idle. The latency
@@ -20,6 +20,7 @@ import numpy as np
 
 from lengthwise.client.client import EngineClient, EngineError, EngineResponse, served_model
 from lengthwise.client.load import WORDS
+from lengthwise.client.sse import DONE, read_events
 from lengthwise.errors import InputError
 from lengthwise.simulator.fit import StepTimes
 
@@ -28,8 +29,8 @@ _GAP_TOKENS: Final = 4  # over which the time between tokens is averaged: one re
 
 
 @dataclass(frozen=True)
-class ProbePlan:
-    """The requests of a probe. The longest prompt and its answer must fit into the context."""
+class StepTimesPlan:
+    """The requests that are sent. The longest prompt and its answer must fit into the context."""
 
     url: str
     model: str | None = None
@@ -85,7 +86,7 @@ class _Reception:
     completion_tokens: int = 0
 
 
-async def probe(plan: ProbePlan, on_round: Callable[[float], None]) -> StepTimes:
+async def measure_step_times(plan: StepTimesPlan, on_round: Callable[[float], None]) -> StepTimes:
     """Send all rounds, one after the other; return the step times."""
     words = random.Random(plan.seed)  # noqa: S311  (random prompts, so that no prefix is cached)
     rows: list[_Row] = []
@@ -106,7 +107,7 @@ async def probe(plan: ProbePlan, on_round: Callable[[float], None]) -> StepTimes
     return StepTimes(*np.array(rows, np.float64).T)
 
 
-async def _warm(client: EngineClient, model: str, words: random.Random, plan: ProbePlan) -> None:
+async def _warm(client: EngineClient, model: str, words: random.Random, plan: StepTimesPlan) -> None:
     # The first requests may compile kernels or load weights.
     for length in (_SHORTEST, plan.longest):
         await _ask(client, _body(model, "".join(words.choices(WORDS, k=length)), 4), 0.0)
@@ -142,10 +143,10 @@ async def _ask(client: EngineClient, body: bytes, wait_s: float) -> _Reception:
 
 
 async def _receive(answer: EngineResponse, received: _Reception) -> None:
-    async for payloads in answer.events():
+    async for payloads in read_events(answer):
         now = time.perf_counter()
         for payload in payloads:
-            if payload == b"[DONE]":
+            if payload == DONE:
                 continue
             event = json.loads(payload)
             if event.get("choices"):

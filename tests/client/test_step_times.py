@@ -1,4 +1,4 @@
-"""Probing an endpoint over HTTP: the requests that are sent, and the steps inferred from the answers."""
+"""Step times of an endpoint over HTTP: the requests that are sent, and the steps inferred from the answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from lengthwise.client.endpoint_probe import ProbePlan, probe
 from lengthwise.client.scrape import fetch_engine_facts
+from lengthwise.client.step_times import StepTimesPlan, measure_step_times
 from lengthwise.errors import InputError
 from lengthwise.simulator.fit import fit_cost
 from tests.gateway.engine import free_port, served
@@ -69,7 +69,9 @@ class Endpoint:
 def test_lone_prompts_and_batches_become_steps() -> None:
     endpoint, shares = Endpoint(), list[float]()
     with served(endpoint.app()) as url:
-        seen = asyncio.run(probe(ProbePlan(url, longest=128, batches=(1, 3), answer=16, repeats=2), shares.append))
+        seen = asyncio.run(
+            measure_step_times(StepTimesPlan(url, longest=128, batches=(1, 3), answer=16, repeats=2), shares.append)
+        )
     alone = seen.prefilling
     assert sorted(seen.prompt_tokens[alone].tolist()) == sorted([16, 32, 64, 128] * 2)
     assert (seen.prompt_pairs[alone] == seen.prompt_tokens[alone] ** 2).all()
@@ -87,14 +89,18 @@ def test_lone_prompts_and_batches_become_steps() -> None:
 def test_prompts_are_new_each_time_and_answers_run_to_their_length() -> None:
     endpoint = Endpoint()
     with served(endpoint.app()) as url:
-        asyncio.run(probe(ProbePlan(url, longest=64, batches=(2,), answer=8, repeats=1), lambda _: None))
+        asyncio.run(
+            measure_step_times(StepTimesPlan(url, longest=64, batches=(2,), answer=8, repeats=1), lambda _: None)
+        )
     prompts = [body["prompt"] for body in endpoint.bodies]
     assert len(set(prompts)) == len(prompts)
     assert all(body["ignore_eos"] and body["stream"] for body in endpoint.bodies)
 
 
 def test_staggered_batches_are_only_sent_for_an_engine_that_logs_its_steps() -> None:
-    plain, logged = (ProbePlan("http://x", batches=(2,), staggered=staggered).rounds() for staggered in (False, True))
+    plain, logged = (
+        StepTimesPlan("http://x", batches=(2,), staggered=staggered).rounds() for staggered in (False, True)
+    )
     assert plain == logged[: len(plain)]
     (staggered,) = logged[len(plain) :]
     assert [wait for *_, wait in staggered] == sorted({wait for *_, wait in staggered})
@@ -102,16 +108,16 @@ def test_staggered_batches_are_only_sent_for_an_engine_that_logs_its_steps() -> 
 
 def test_an_endpoint_that_refuses_or_cannot_be_reached_is_named() -> None:
     with served(Endpoint(status=400).app()) as url, pytest.raises(InputError, match=r"answers 400: .*too long"):
-        asyncio.run(probe(ProbePlan(url), lambda _: None))
+        asyncio.run(measure_step_times(StepTimesPlan(url), lambda _: None))
     dead = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(InputError, match="cannot be reached"):
-        asyncio.run(probe(ProbePlan(dead), lambda _: None))
+        asyncio.run(measure_step_times(StepTimesPlan(dead), lambda _: None))
 
 
 @pytest.mark.parametrize("wrong", [{"longest": 8}, {"batches": ()}, {"batches": (0, 2)}])
 def test_a_plan_too_small_to_measure_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="at least"):
-        ProbePlan("http://x", **wrong)
+        StepTimesPlan("http://x", **wrong)
 
 
 def test_limits_are_read_from_the_endpoint_unless_given() -> None:
