@@ -375,7 +375,7 @@ def dashboard(arguments: argparse.Namespace) -> None:
     turns = max(2, int(arguments.seconds / turn_s)) // 2 * 2
     body = request_body(stream=True, max_tokens=chunks, user=str(chunk_s))
     slots = round(0.97 * rate * chunks * chunk_s / ENGINES)  # a little too few: a queue grows
-    options = ["--in-flight", str(slots), "--workers", str(arguments.workers)]
+    options = ["--in-flight", str(slots)]
     options += ["--header-timeout", "600", "--body-timeout", "600"]  # a busy machine is slow to read
 
     async def run(one: Gateway) -> tuple[list[float], float]:
@@ -422,7 +422,7 @@ def dashboard(arguments: argparse.Namespace) -> None:
     added = (opened - closed) / closed.mean()
     error = 1.96 * added.std(ddof=1) / math.sqrt(len(added)) if len(added) > 1 else math.nan
     traffic = f"{rate} streams/s of {chunks} chunks"
-    print(f"{machine()}; predictor {arguments.predictor}, {arguments.workers} workers, {traffic}")
+    print(f"{machine()}; predictor {arguments.predictor}, {traffic}")
     print(
         f"{arguments.viewers} viewers: {added.mean():+.2%} +- {error:.2%} of the CPU time without a page "
         f"({closed.mean() / turn_s:.3f} CPU-s/s), {len(added)} pairs of {turn_s:.0f} s; snapshots alone "
@@ -439,7 +439,7 @@ def main() -> None:
         kind.set_defaults(run=measured)
         requests = 200_000 if measured is memory else 2000
         add_options(kind, rounds=5, requests=requests, clients=1000, waiting=10_000, predictor="none")
-        add_options(kind, seconds=30, viewers=1, workers=1)
+        add_options(kind, seconds=30, viewers=1)
         for peer in ("sglang-router", "vllm-router", "litellm"):
             kind.add_argument(f"--{peer}", metavar="PYTHON", help="Python of an environment that has it")
     proxy = kinds.add_parser("proxy", help="serve the bare proxy")

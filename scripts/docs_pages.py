@@ -54,8 +54,8 @@ METRICS_INTRODUCTION = """\
 # Metrics
 
 `GET /metrics` of the gateway, in Prometheus's text format. Times are in seconds. Labels are bounded: the configured
-engines and tenants, and short fixed lists; an engine has its name in the configuration, never its address. With several
-workers each sample has the label `worker`; sum over it. This page is made by `python -m scripts.docs_pages`.
+engines and tenants, and short fixed lists; an engine has its name in the configuration, never its address. This page
+is made by `python -m scripts.docs_pages`.
 
 `configs/grafana-dashboard.json` and `configs/prometheus-alerts.yaml` use these names; a test checks that they exist
 ([dashboard](../guides/dashboard.md#grafana-and-alerts)).

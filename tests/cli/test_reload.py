@@ -176,13 +176,12 @@ def test_an_engines_key_may_change_again_while_requests_with_the_first_one_run(t
             assert stand_in.headers[-1]["authorization"] == "Bearer two"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_signal_that_comes_before_the_gateway_serves_reloads_once_it_does(tmp_path: Path, workers: int) -> None:
+def test_a_signal_that_comes_before_the_gateway_serves_reloads_once_it_does(tmp_path: Path) -> None:
     file, log = tmp_path / "fleet.yaml", tmp_path / "log"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         engines = [f"http://127.0.0.1:{port}"]
-        write(file, engines=engines, policy="sjf", workers=workers)
+        write(file, engines=engines, policy="sjf")
         command = [*COMMAND, "serve", "--config", str(file), "--wait", "60"]
         with (
             log.open("w") as errors,
@@ -190,7 +189,7 @@ def test_a_signal_that_comes_before_the_gateway_serves_reloads_once_it_does(tmp_
         ):
             try:
                 silent.accept()[0].close()  # the gateway waits for its engine
-                write(file, engines=engines, policy="fcfs", workers=workers)
+                write(file, engines=engines, policy="fcfs")
                 process.send_signal(signal.SIGHUP)
                 silent.close()
                 with served(StandIn().app(), port):

@@ -206,6 +206,14 @@ def test_a_bad_option_beside_a_file_is_named_as_an_option(tmp_path: Path) -> Non
     assert check("--config", str(tmp_path / "none.yaml")).stderr == f"error: {tmp_path}/none.yaml: no such file\n"
 
 
+def test_a_retired_option_or_variable_is_an_error_that_says_what_to_do_instead() -> None:
+    instead = "run several gateways behind a load balancer, or Ray Serve (docs/guides/cluster.md)"
+    refused = check("--workers", "2")
+    assert (refused.exit_code, refused.stderr) == (2, f"error: --workers: is gone; {instead}\n")
+    refused = check(LENGTHWISE_SERVE_WORKERS="2")
+    assert (refused.exit_code, refused.stderr) == (2, f"error: LENGTHWISE_SERVE_WORKERS: is gone; {instead}\n")
+
+
 def test_engines_have_the_names_of_the_configuration_file(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     with served(StandIn().app()) as engine_url:

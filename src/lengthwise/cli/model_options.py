@@ -25,13 +25,14 @@ def options_from(
     defaults: dict[str, Any] | None = None,
     environment: str | None = None,
     panels: Mapping[str, Collection[str]] | None = None,
+    retired: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, which takes `**fields`, one option for each field of the models, `only` or `without` some.
 
     A field `timeout_s` is the option `--timeout`; its description is the help text. A list is one text with commas, or
     repeatable if the field is marked so. `defaults` replaces defaults. With `environment`, a prefix, an option that is
-    not given is read from the variable of its name. `panels` has the fields of each panel of the help. The command
-    validates what it gets by `validated`.
+    not given is read from the variable of its name. `panels` has the fields of each panel of the help. `retired`
+    has the flags that are no longer there, and what to do instead. The command validates what it gets by `validated`.
     """
     panel_of = {name: title for title, names in (panels or {}).items() for name in names}
 
@@ -51,7 +52,7 @@ def options_from(
                     typer.Option(
                         _declared(name, field.annotation),
                         help=field.description,
-                        envvar=None if environment is None else environment + _flag(name)[2:].upper().replace("-", "_"),
+                        envvar=_variable(_flag(name), environment),
                         show_envvar=False,
                         rich_help_panel=panel_of.get(name),
                     ),
@@ -61,12 +62,33 @@ def options_from(
             for name, field in model.model_fields.items()
             if name not in without and (only is None or name in only)
         ]
+        added += [_retired(flag, instead, environment) for flag, instead in (retired or {}).items()]
         parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in given] + added
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         return command
 
     return decorate
+
+
+def _retired(flag: str, instead: str, environment: str | None) -> inspect.Parameter:
+    """Return a hidden option, which raises the InputError that says what to do instead."""
+    variable = _variable(flag, environment)
+
+    def refuse(context: typer.Context, param: typer.CallbackParam, value: str | None) -> None:
+        if value is not None:
+            source = context.get_parameter_source(str(param.name))
+            given = variable if source is not None and source.name == "ENVIRONMENT" else flag
+            raise InputError("is gone", source=given, hint=instead)
+
+    option = typer.Option(flag, hidden=True, expose_value=False, callback=refuse, envvar=variable)
+    name = f"retired_{flag.strip('-').replace('-', '_')}"
+    annotation = Annotated[str | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _variable(flag: str, environment: str | None) -> str | None:
+    return None if environment is None else environment + flag[2:].upper().replace("-", "_")
 
 
 def validated(model: type[Model], arguments: Mapping[str, str] | None = None, /, **fields: Any) -> Model:

@@ -13,17 +13,20 @@ from lengthwise.cli.model_options import given_fields, options_from, validated
 from lengthwise.cli.output import Wait
 from lengthwise.client.client import without_credentials
 from lengthwise.errors import InputError
-from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway, run_workers
+from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
 from lengthwise.gateway.config import DEFAULT_TENANT, EngineConfig, read_config
 from lengthwise.gateway.keys import read_keys
 from lengthwise.gateway.reload import EarlyHangup
 from lengthwise.gateway.server import tls_context, url_of
 from lengthwise.gateway.tenants import Tenants
 
+_RETIRED = {"--workers": "run several gateways behind a load balancer, or Ray Serve (docs/guides/cluster.md)"}
 _EMBEDDED = "http://127.0.0.1"  # replaced by the address of the embedded engine
 
 
-@options_from(GatewayConfig, without=["engines", "models", "tenants"], environment="LENGTHWISE_SERVE_")
+@options_from(
+    GatewayConfig, without=["engines", "models", "tenants"], environment="LENGTHWISE_SERVE_", retired=_RETIRED
+)
 def serve(
     context: typer.Context,
     engine: Annotated[
@@ -87,8 +90,7 @@ def serve(
             typer.echo(f"warning: engine {down} does not answer; it gets requests once it does", err=True)
         url = url_of(sock, settings.host, tls=settings.tls_certificate is not None)
         ready = f"serving on {url} before {_summary(settings)}"
-        run = run_gateway if settings.workers == 1 else run_workers
-        run(
+        run_gateway(
             settings,
             sock,
             on_ready=lambda: typer.echo(ready),

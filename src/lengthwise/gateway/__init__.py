@@ -6,8 +6,7 @@ try:
     from lengthwise.gateway.app import create_app
     from lengthwise.gateway.config import GatewayConfig
     from lengthwise.gateway.server import bind, check_engines, run_gateway
-    from lengthwise.gateway.workers import run_workers
 except ModuleNotFoundError as error:
     raise missing_extra(error) or error from error
 
-__all__ = ["GatewayConfig", "bind", "check_engines", "create_app", "run_gateway", "run_workers"]
+__all__ = ["GatewayConfig", "bind", "check_engines", "create_app", "run_gateway"]

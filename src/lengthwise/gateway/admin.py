@@ -58,12 +58,6 @@ class Admin:
         self._dispatcher = parts.dispatcher
         self._predictions = parts.predictions
         self._calls = parts.calls
-        exchange = parts.exchange
-        exchange.answer(
-            "engines", lambda _: json.dumps([_described(each) for each in self._dispatcher.engines]).encode()
-        )
-        exchange.answer("queue", lambda limit: json.dumps(self._queues(limit)).encode())
-        exchange.answer("explain", lambda wanted: json.dumps(self._open_requests(wanted)).encode())
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -77,19 +71,12 @@ class Admin:
         ]
 
     async def engines(self, request: Request) -> Response:
-        """List the engines with what all workers have running there; POST adds one."""
+        """List the engines; POST adds one."""
         if request.method != "POST":
-            engines: dict[str, dict[str, Any]] = {}
-            for seen in (await self._of_all_workers("engines", None)).values():
-                for engine in seen:
-                    known = engines.setdefault(engine["name"], engine)
-                    if known is not engine:
-                        known |= {name: known[name] + engine[name] for name in ("running", "in_flight")}
-            return JSONResponse({"engines": list(engines.values())})
+            return JSONResponse({"engines": [_described(engine) for engine in self._dispatcher.engines]})
         wanted = await read_model(request, EngineConfig, code="invalid_engine")
         try:
-            share = self._parts.config.engine_share(wanted, self._parts.exchange.number)
-            engine = await self._parts.fleet.add(share)
+            engine = await self._parts.fleet.add(wanted)
         except InputError as error:
             raise ApiError(400, str(error), code="invalid_engine") from error
         return JSONResponse(_described(engine), 201)
@@ -109,25 +96,6 @@ class Admin:
             limit = min(max(0, int(request.query_params.get("limit", "100"))), _MAX_LISTED)
         except ValueError as error:
             raise ApiError(400, "limit: give a number of requests", param="limit", code="invalid_value") from error
-        found = await self._of_all_workers("queue", limit)
-        queues = [{"worker": worker, **queue} for worker, seen in sorted(found.items()) for queue in seen["queues"]]
-        return JSONResponse({"waiting": sum(seen["waiting"] for seen in found.values()), "queues": queues})
-
-    async def explain(self, request: Request) -> Response:
-        """Return why an open request is where it is: the numbers behind its place and its engine."""
-        wanted = request.path_params["request_id"]
-        found = await self._of_all_workers("explain", wanted)
-        requests = [{"worker": worker, **each} for worker, seen in sorted(found.items()) for each in seen]
-        if not requests:
-            message = f"no request '{wanted[:100]}' is waiting or running"
-            raise ApiError(404, message, param="request_id", code="not_found")
-        return JSONResponse({"requests": requests})  # clients may repeat an id
-
-    async def _of_all_workers(self, question: str, argument: object) -> dict[int, Any]:
-        answers = await self._parts.exchange.ask(question, argument)
-        return {number: json.loads(answer) for number, answer in answers.items()}
-
-    def _queues(self, limit: int) -> dict[str, Any]:
         queues = [
             {
                 "engines": [engine.name for engine in engines],
@@ -138,11 +106,16 @@ class Admin:
             }
             for engines, queue in self._dispatcher.queues
         ]
-        return {"waiting": self._dispatcher.waiting, "queues": queues}
+        return JSONResponse({"waiting": self._dispatcher.waiting, "queues": queues})
 
-    def _open_requests(self, wanted: str) -> list[dict[str, Any]]:
+    async def explain(self, request: Request) -> Response:
+        """Return why an open request is where it is: the numbers behind its place and its engine."""
+        wanted = request.path_params["request_id"]
         calls = [call for call in self._calls.values() if call.request_id.decode("latin-1") == wanted]
-        return [self._explained(call) for call in calls]
+        if not calls:
+            message = f"no request '{wanted[:100]}' is waiting or running"
+            raise ApiError(404, message, param="request_id", code="not_found")
+        return JSONResponse({"requests": [self._explained(call) for call in calls]})  # clients may repeat an id
 
     async def predict(self, request: Request) -> Response:
         """Return the predicted length of the answer to a body of any of the queued APIs, without running it."""

@@ -33,7 +33,7 @@ from lengthwise.gateway.errors import (
 )
 from lengthwise.gateway.fleet import EngineFleet
 from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding
-from lengthwise.gateway.metrics import Metrics, merged_metrics
+from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
 from lengthwise.gateway.recent_requests import RecentRequests
 from lengthwise.gateway.reload import PredictorWatch, Reloader
@@ -43,7 +43,6 @@ from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget
 from lengthwise.gateway.tenants import TenantGate, Tenants
 from lengthwise.gateway.traffic_log import TrafficLog
-from lengthwise.gateway.worker_exchange import WorkerExchange
 from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
@@ -85,7 +84,6 @@ def create_app(
     app.state.draining = False
     app.state.metrics = gateway.exported
     app.state.reloader = gateway.reloader
-    app.state.exchange = gateway.exchange
     return app
 
 
@@ -148,14 +146,11 @@ class _Gateway:
             retries=Retries(most=config.retries, share=config.retry_share),
             recent=RecentRequests(self._dispatcher),
             fleet=EngineFleet(config, self._dispatcher, self.exported, make_client),
-            exchange=WorkerExchange(),
             traffic=None
             if config.learn is None
             else TrafficLog(config.learn, keep_prompts=config.keep_prompts, max_bytes=config.learn_bytes),
             tracing=None if config.otlp_endpoint is None else _tracing(config.otlp_endpoint, self._dispatcher),
         )
-        self.exchange = self.parts.exchange
-        self.exchange.answer("metrics", lambda _: self.exported.exposition())
         self.reloader = Reloader(self.parts, self.tenants)
         self._dashboard = Dashboard(self.parts)
         if self.access_log is not None:
@@ -182,7 +177,7 @@ class _Gateway:
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         parts = self.parts
-        async with parts.fleet, self.reloader.on_signal(self._load), self.exchange.serving():
+        async with parts.fleet, self.reloader.on_signal(self._load):
             if self._on_engines is not None:
                 engines = self._dispatcher.engines
                 self._on_engines(", ".join(f"{e.name} is {e.description or 'not known yet'}" for e in engines))
@@ -255,9 +250,5 @@ class _Gateway:
         return JSONResponse({"status": "ready" if up else "no engine is up"}, 200 if up else 503)
 
     async def metrics(self, _: Request) -> Response:
-        """Return the metrics; those of all workers, if there are several."""
-        texts = await self.exchange.ask("metrics", None)
-        shown = texts[self.exchange.number]
-        if self.exchange.joined:
-            shown = merged_metrics({number: text.decode() for number, text in texts.items()}).encode()
-        return Response(shown, media_type=_METRICS_TYPE)
+        """Return the metrics in Prometheus's text format."""
+        return Response(self.exported.exposition(), media_type=_METRICS_TYPE)

@@ -144,12 +144,6 @@ class TenantConfig(_Section):
     admin: bool = False
     """Whether its keys may use the admin API from other machines."""
 
-    def shared_by(self, workers: int) -> Self:
-        """Return the tenant in one of several workers: each admits its part of the limits, at least 1."""
-        limits = ("requests_per_minute", "tokens_per_minute", "concurrency")
-        given = {name: getattr(self, name) for name in limits if getattr(self, name) is not None}
-        return self.model_copy(update={name: max(1, limit // workers) for name, limit in given.items()})
-
 
 def _from_url(value: Any) -> Any:
     return {"url": value} if isinstance(value, str) else value
@@ -214,8 +208,6 @@ class GatewayConfig(_Section):
     require_keys: bool = True
     """Whether a request without a key is refused with 401; else it belongs to the tenant `default`."""
 
-    workers: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that serve the port together; each has a share of the limits, and a predictor of its own."""
     in_flight: Annotated[int, Field(ge=1)] = 64
     """Requests that run at once on one engine; the others wait here, in the policy's order."""
     admission_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.995
@@ -279,20 +271,6 @@ class GatewayConfig(_Section):
     """Seconds a stopping gateway lets running requests finish."""
     remote_control: bool = False
     """Accept policy changes from other machines."""
-
-    def share_of(self, worker: int) -> Self:
-        """Return the settings of one of several workers: its share of the limits, at least 1 of each."""
-        engines = tuple(self.engine_share(engine, worker) for engine in self.engines)
-        limits = ("in_flight", "max_waiting", "max_held_bytes", "max_connections")
-        shares = {name: self._share(getattr(self, name), worker) for name in limits}
-        return self.model_copy(update={"engines": engines, **shares})
-
-    def engine_share(self, engine: EngineConfig, worker: int) -> EngineConfig:
-        """Return an engine for one of several workers: with its share of the engine's own `in_flight`."""
-        return engine.model_copy(update={"in_flight": self._share(engine.in_flight, worker)})
-
-    def _share(self, limit: int | None, worker: int) -> int | None:
-        return None if limit is None else max(1, limit // self.workers + (worker < limit % self.workers))
 
     @property
     def chosen_router(self) -> str | None:

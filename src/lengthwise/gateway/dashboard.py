@@ -1,8 +1,7 @@
 """The dashboard at /: static files, a stream of snapshots for its viewers, and "what if" in a process of its own.
 
-A snapshot is made once a second while a page is open, of all workers, and its bytes are shared by all viewers. It
-holds numbers and names of policies, tenants and engines: no prompt, no address, no key. The worker that a viewer is
-connected to asks the others; nothing is exchanged while no page is open.
+A snapshot is made once a second while a page is open, and its bytes are shared by all viewers. It holds numbers and
+names of policies, tenants and engines: no prompt, no address, no key.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from heapq import nsmallest
@@ -33,81 +32,13 @@ from lengthwise.errors import InputError
 from lengthwise.gateway.bodies import read_model
 from lengthwise.gateway.dispatch import GatewayEngine
 from lengthwise.gateway.errors import ApiError
-from lengthwise.gateway.recent_requests import ROW, SOURCES, Names, Rows, latency_series
+from lengthwise.gateway.recent_requests import SOURCES, Rows, latency_series
 from lengthwise.lengths import TIE_NU, student
 from lengthwise.policies import Job, make_policy
 from lengthwise.policies.registry import POLICIES
 
 if TYPE_CHECKING:
     from lengthwise.gateway.endpoint import GatewayParts
-
-
-_TENANT: Final = 4  # in a request of `queue` and `slots`
-_STATES: Final = ("closed", "half_open", "open", "leaving", "down")
-
-
-@dataclass(frozen=True)
-class DashboardState:
-    """One worker now: its counts, the first requests of its queue and slots, and the requests that have ended."""
-
-    counts: dict[str, Any]
-    """JSON: `added`, `waiting`, `running`, `failed`, `engines`, `queue`, `slots`, and the names that rows refer to."""
-    rows: Rows
-
-    def to_bytes(self) -> bytes:
-        """Return the state for another worker: the counts on a line, then the rows."""
-        return json.dumps(self.counts).encode() + b"\n" + self.rows.tobytes()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> DashboardState:
-        """Read what `to_bytes` has returned."""
-        counts, _, rows = data.partition(b"\n")
-        return cls(json.loads(counts), np.frombuffer(rows, ROW))
-
-
-def merged_state(states: Mapping[int, DashboardState], workers: int, policies: Names, tenants: Names) -> DashboardState:
-    """Return the states of several of the `workers` as one, by the numbers of `policies` and `tenants`.
-
-    Counts, running requests and slots are summed; an engine has the worst state that a worker sees. The queues are
-    interleaved: the first request of each worker, then the second of each.
-    """
-    queue, slots, rows = [], [], []
-    engines: dict[str, list[dict[str, Any]]] = {}
-    for worker, state in sorted(states.items()):
-        tenant = [tenants.number(name) for name in state.counts["tenants"]]
-        policy = [policies.number(name) for name in state.counts["policies"]]
-        for place, each in enumerate(state.counts["queue"]):
-            queue.append((place, worker, _renumbered(each, workers, worker, tenant)))
-        slots += [_renumbered(each, workers, worker, tenant) for each in state.counts["slots"]]
-        for engine in state.counts["engines"]:
-            engines.setdefault(engine["name"], []).append(engine)
-        if len(state.rows):
-            own = state.rows.copy()
-            own["number"] = own["number"] * workers + worker
-            own["tenant"] = np.asarray(tenant)[own["tenant"]]
-            own["policy"] = np.asarray(policy)[own["policy"]]
-            rows.append(own)
-    together = np.concatenate(rows) if rows else np.zeros(0, ROW)
-    counts = {name: sum(state.counts[name] for state in states.values()) for name in ("waiting", "running", "failed")}
-    counts["engines"] = [_one_engine(seen) for seen in engines.values()]
-    counts["queue"] = [each for *_, each in sorted(queue)]
-    counts["slots"] = sorted(slots, key=lambda each: -each[-1])  # the longest running first
-    return DashboardState(counts, together[np.argsort(together["ended_s"], kind="stable")])
-
-
-def _renumbered(request: Sequence[Any], workers: int, worker: int, tenant: Sequence[int]) -> list[Any]:
-    number, *rest = request
-    return [number * workers + worker, *rest[: _TENANT - 1], tenant[request[_TENANT]], *request[_TENANT + 1 :]]
-
-
-def _one_engine(seen: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return an engine as all workers see it; what it reports itself is the same for all, and may come late to one."""
-    reported = {
-        name: next((each[name] for each in seen if each[name] is not None), None)
-        for name in ("kv", "kv_tokens", "prefix")
-    }
-    summed = {name: sum(each[name] for each in seen) for name in ("running", "slots")}
-    return {**seen[0], **reported, **summed, "state": max((each["state"] for each in seen), key=_STATES.index)}
 
 
 PAGE_PATHS: Final = {"/": "index.html", "/dashboard.css": "dashboard.css", "/dashboard.js": "dashboard.js"}
@@ -174,9 +105,6 @@ class Dashboard:
         self._ticking: asyncio.Task[None] | None = None
         self._simulating = asyncio.Lock()
         self._cpu_s = 0.0
-        self._exchange = exchange = parts.exchange
-        exchange.answer("state", self._answer)
-        self._policies, self._tenants = Names(), Names()  # of all workers
         folder = Path(__file__).parent / "static"
         self._files = {path: (folder / name).read_bytes() for path, name in PAGE_PATHS.items()}
 
@@ -225,19 +153,16 @@ class Dashboard:
     async def _tick(self, request: Request) -> None:
         """Send a snapshot a second to all viewers until none is left or the gateway stops."""
         try:
-            states = await self._states()
-            seen = {number: state.counts["added"] for number, state in states.items()}
-            bucket = self._dispatcher.clock() // _BUCKET_S
-            pending = self._merged(states).rows
+            recent = self._recent
+            seen, bucket = recent.added, self._dispatcher.clock() // _BUCKET_S
+            pending = recent.last(seen)
             pending = pending[pending["ended_s"] >= bucket * _BUCKET_S]
             while self._viewers and not request.app.state.draining:
                 await asyncio.sleep(_EVERY_S)
-                states = await self._states(seen)
                 began, now = time.thread_time(), self._dispatcher.clock()
-                seen |= {number: state.counts["added"] for number, state in states.items()}
-                merged = self._merged(states)
-                snapshot = self._snapshot(now, merged, len(states))
-                pending = np.concatenate([pending, merged.rows])
+                rows, seen = recent.last(recent.added - seen), recent.added
+                snapshot = self._snapshot(now, rows)
+                pending = np.concatenate([pending, rows])
                 if (current := now // _BUCKET_S) != bucket:
                     ended = pending["ended_s"] < current * _BUCKET_S
                     snapshot["series"] = list(latency_series(pending[ended], _BUCKET_S))
@@ -254,74 +179,47 @@ class Dashboard:
                     viewer.get_nowait()
                 viewer.put_nowait(None)
 
-    def _merged(self, states: Mapping[int, DashboardState]) -> DashboardState:
-        return merged_state(states, self._parts.config.workers, self._policies, self._tenants)
-
-    async def _states(self, since: Mapping[int, int] | None = None) -> dict[int, DashboardState]:
-        """Return the states of the workers that answer, with the requests that ended since so many; None: all."""
-        answers = await self._exchange.ask("state", since)
-        return {number: DashboardState.from_bytes(answer) for number, answer in answers.items()}
-
-    def _answer(self, seen: Mapping[str, int] | None) -> bytes:
-        """Return this worker's state, with the requests that ended since so many, or in the last hour."""
-        since = None if seen is None else seen.get(str(self._exchange.number), 0)
-        began, now = time.thread_time(), self._dispatcher.clock()
+    def _snapshot(self, now: float, rows: Rows) -> dict[str, Any]:
+        """Return the gateway now: counts, the first requests of its queue and slots, and `rows`, which have ended."""
         dispatcher, recent = self._dispatcher, self._recent
         engines = dispatcher.engines
         waiting = chain.from_iterable(queue.first(_MAX_ROWS) for _, queue in dispatcher.queues)
         running = ((job.started or now, engine, job) for engine in engines for job in engine.jobs.values())
         longest = nsmallest(_MAX_ROWS, running, key=itemgetter(0))
-        new = recent.added if since is None or since > recent.added else recent.added - since
-        counts = {
-            "added": recent.added,
+        return {
+            "now": round(now, 1),
+            "policy": recent.policy_number,
+            "policies": recent.policies.names,
+            "tenants": recent.tenants.names,
+            "router": dispatcher.routes.name,
             "waiting": dispatcher.waiting,
             "running": sum(engine.in_flight for engine in engines),
             "failed": recent.failed,
             "engines": [_engine(engine) for engine in engines],
+            "viewers": len(self._viewers),
+            "finished_per_s": len(rows) / _EVERY_S,
+            "tokens_per_s": int(rows["tokens"].sum()) / _EVERY_S,
             "queue": [[*self._job(job), round(now - job.arrival, 2)] for job in islice(waiting, _MAX_ROWS)],
             "slots": [
                 [*self._job(job), engine.name, self._progress(engine, job, now), round(now - started, 2)]
                 for started, engine, job in longest
             ],
-            "policies": recent.policies.names,
-            "tenants": recent.tenants.names,
-        }
-        state = DashboardState(counts, recent.last(new)).to_bytes()
-        self._cpu_s += time.thread_time() - began
-        return state
-
-    def _snapshot(self, now: float, state: DashboardState, workers: int) -> dict[str, Any]:
-        counts, rows = state.counts, state.rows
-        return {
-            "now": round(now, 1),
-            "policy": self._policies.number(self._dispatcher.policy.name),
-            "policies": self._policies.names,
-            "tenants": self._tenants.names,
-            "router": self._dispatcher.routes.name,
-            **counts,
-            "viewers": len(self._viewers),
-            "workers": workers,
-            "finished_per_s": len(rows) / _EVERY_S,
-            "tokens_per_s": int(rows["tokens"].sum()) / _EVERY_S,
-            "queue": counts["queue"][:_MAX_ROWS],
-            "slots": counts["slots"][:_MAX_ROWS],
             "finished": [_finished(row) for row in rows[-_MAX_ROWS:].tolist()],
         }
 
     async def _history(self) -> dict[str, Any]:
         """Return what a viewer needs once: constants, and the last hour."""
-        config, now = self._parts.config, self._dispatcher.clock()
-        rows = self._merged(await self._states()).rows
+        config, recent, now = self._parts.config, self._recent, self._dispatcher.clock()
+        rows = recent.last(recent.added).copy()  # the ring is written to while the series is made
         current = rows["ended_s"] < now // _BUCKET_S * _BUCKET_S
         series = await asyncio.to_thread(lambda: list(latency_series(rows[current], _BUCKET_S)))
         return {
             "now": round(now, 1),
             "predictor": config.predictor,
-            "workers": config.workers,
             "keys": config.keys is not None,
             "known_policies": sorted(POLICIES),
-            "policies": self._policies.names,
-            "tenants": self._tenants.names,
+            "policies": recent.policies.names,
+            "tenants": recent.tenants.names,
             "sources": SOURCES,
             "bucket_s": _BUCKET_S,
             "levels": {str(level): round(student.isf(1.0 - level, TIE_NU), 4) for level in _LEVELS},
@@ -348,15 +246,14 @@ class Dashboard:
     async def what_if(self, request: Request) -> Response:
         """Return what the last hour would have been under other policies and numbers of engines; one at a time."""
         question = await read_model(request, WhatIf, _MAX_QUESTION_BYTES)
-        state = self._merged(await self._states())
-        rows = state.rows
+        rows = self._recent.last(self._recent.added)
         if len(rows) < _MIN_REPLAYED:
             message = f"{len(rows)} requests ended in the last hour; {_MIN_REPLAYED} are needed"
             raise ApiError(409, message, code="too_few_requests")
         if self._simulating.locked():
             raise ApiError(429, "another simulation runs; try again later", code="busy", headers={"retry-after": "10"})
         async with self._simulating:
-            lines, ended = await _simulated(_encoded(question, self._now(state), rows))
+            lines, ended = await _simulated(_encoded(question, self._now(), rows))
         found = [json.loads(line) for line in lines]
         if found and "error" in found[-1]:
             raise ApiError(400, found[-1]["error"], code="invalid_value")
@@ -365,7 +262,7 @@ class Dashboard:
             raise ApiError(503, message, code="no_simulation")
         return JSONResponse({"now": found[0], "answers": found[1:], "complete": ended})
 
-    def _now(self, state: DashboardState) -> LiveFleet:
+    def _now(self) -> LiveFleet:
         engines = [e for e in self._dispatcher.engines if e.up and not e.leaving] or self._dispatcher.engines
         memory = [engine.memory.kv_tokens for engine in engines if engine.memory is not None]
         policy = self._dispatcher.policy.name
@@ -376,7 +273,7 @@ class Dashboard:
         return LiveFleet(
             policy,
             max(1, len(engines)),
-            max((engine["slots"] for engine in state.counts["engines"]), default=self._parts.config.in_flight),
+            max((engine.slots for engine in engines), default=self._parts.config.in_flight),
             min(memory, default=None),
             self._dispatcher.routes.name or "lengthwise",
         )

@@ -22,7 +22,6 @@ from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError
 from lengthwise.gateway.tenants import Lease, lease_of
 from lengthwise.gateway.traffic_log import TrafficLog
-from lengthwise.gateway.worker_exchange import WorkerExchange
 from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ class GatewayParts:
     retries: Retries
     recent: RecentRequests
     fleet: EngineFleet
-    exchange: WorkerExchange
     traffic: TrafficLog | None
     tracing: Tracing | None
     calls: dict[str, Call] = field(default_factory=dict)

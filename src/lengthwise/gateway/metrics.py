@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,6 @@ Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_strea
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-_NAME: Final = re.compile(r"^([A-Za-z_:][\w:]*)(\{?)")
 _EVENTS: Final = ("asked", "answered", "quick", "late", "failed", "dropped", "hung", "observed")
 
 
@@ -235,25 +233,3 @@ class Metrics:
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
-
-
-def merged_metrics(texts: Mapping[int, str]) -> str:
-    """Return the metrics of all workers as one text, each sample with the label `worker`."""
-    families: dict[str, list[str]] = {}
-    for worker, text in sorted(texts.items()):
-        lines: list[str] = []
-        for line in text.splitlines():
-            if line.startswith("#"):
-                lines = families.setdefault(line.split(" ", 3)[2], [])
-                if line not in lines:
-                    lines.append(line)
-            else:
-                lines.append(_of_worker(line, worker))
-    return "".join(f"{line}\n" for lines in families.values() for line in lines)
-
-
-def _of_worker(sample: str, worker: int) -> str:
-    found = _NAME.match(sample)
-    if found is None:
-        return sample
-    return f'{found[1]}{{worker="{worker}"{"," if found[2] else "}"}{sample[found.end() :]}'

@@ -92,12 +92,11 @@ def run_gateway(
     *,
     on_engines: Callable[[str], None] | None = None,
     load: Callable[[], GatewayConfig] | None = None,
-    prepare: Callable[[Starlette], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let running requests finish, at most `shutdown_timeout_s`.
 
     `on_ready` is called when the port listens, `on_engines` with what the engines are once they were asked. With
-    `load`, SIGHUP changes the configuration to what it returns. `prepare` may change the application.
+    `load`, SIGHUP changes the configuration to what it returns.
     """
     if load is not None:
         EarlyHangup.handle()
@@ -105,8 +104,6 @@ def run_gateway(
         sock = bind(config.host, config.port)
     limits = ConnectionLimits(**{field.name: getattr(config, field.name) for field in fields(ConnectionLimits)})
     app, tls = create_app(config, load, on_engines), tls_context(config)
-    if prepare is not None:
-        prepare(app)
     if tls is not None:
         app.state.reloader.users.append(_Certificate(tls))
     run_app(

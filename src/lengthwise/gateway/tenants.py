@@ -212,8 +212,6 @@ class Tenants:
         now = self._clock()
         tenants = {tenant.name: config.tenants.get(tenant.name, tenant) for tenant in stored}
         tenants[DEFAULT_TENANT] = config.default_tenant
-        if config.workers > 1:
-            tenants = {name: tenant.shared_by(config.workers) for name, tenant in tenants.items()}
         self._accounts = {name: self._account(tenant, now) for name, tenant in tenants.items()}
         self._default = self._accounts[DEFAULT_TENANT]
         self._weights.clear()  # the policy in force reads this dictionary

@@ -191,7 +191,7 @@ def _read_key(folder: Path) -> bytes:
             write_all(file, os.urandom(_KEY_BYTES))
             os.close(file)
             try:
-                os.link(new, path)  # of several workers one makes it
+                os.link(new, path)  # of several gateways on one folder one makes it
             except FileExistsError:
                 pass
             finally:

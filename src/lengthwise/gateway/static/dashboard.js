@@ -147,9 +147,7 @@ function drawNumbers(snapshot) {
   const times = state.ended.filter(r => r.at > snapshot.now - 60).map(r => r.ttft).sort((a, b) => a - b);
   $('ttft').textContent = times.length ? seconds(times[Math.floor(times.length / 2)]) : '–';
   document.title = `${count(snapshot.waiting)} waiting · ${policy} · Lengthwise`;
-  const all = state.history.workers;
-  const workers = all === 1 ? '' : snapshot.workers === all ? `${all} workers, each with its own queue: the first of each are shown first. ` : `Only ${snapshot.workers} of ${all} workers answer; the others are not counted. `;
-  $('foot').textContent = `${workers}${count(snapshot.failed)} requests failed since the start. Viewers: ${snapshot.viewers}. No prompt or answer is sent to this page.`;
+  $('foot').textContent = `${count(snapshot.failed)} requests failed since the start. Viewers: ${snapshot.viewers}. No prompt or answer is sent to this page.`;
 }
 
 function meter(kind, label, share, text) {
