@@ -3,6 +3,8 @@ from __future__ import annotations
 import socket
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lengthwise.client.client import EngineClient
 from lengthwise.client.scrape import EngineGauges, fetch_metrics, read_gauges, read_memory
@@ -48,6 +50,26 @@ def test_counters_of_any_size_are_read() -> None:
     text = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 1\nvllm:kv_cache_usage_perc 9.5e-05\n"
     text += "vllm:prefix_cache_queries_total 1.234567e+09\nvllm:prefix_cache_hits_total 12.0\n"
     assert read_gauges(text) == EngineGauges(0, 1, 9.5e-05, (12, 1_234_567_000))
+
+
+def test_labels_may_hold_any_text() -> None:
+    gauges = 'vllm:num_requests_running{model_name="a } b\\" 7"} 4 1700000000\nvllm:num_requests_waiting 1\n'
+    assert read_gauges(gauges) == EngineGauges(4, 1)
+    assert read_memory('vllm:cache_config_info{a="}",block_size="16",num_gpu_blocks="11"} 1.0') == EngineMemory(160, 16)
+
+
+NAME = st.sampled_from(["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:cache_config_info"])
+PART = st.sampled_from([*'{}=,"\\ #\n\t', "block_size", "num_gpu_blocks", "1", "le"]) | st.text(max_size=3)
+
+
+@given(st.lists(st.tuples(NAME, st.lists(PART, max_size=12)), max_size=4))
+def test_lines_that_cannot_be_read_are_left_out(lines: list[tuple[str, list[str]]]) -> None:
+    text = "\n".join(name + "".join(parts) for name, parts in lines)
+    gauges, memory = read_gauges(text), read_memory(text)
+    assert gauges is None or gauges.running >= 0
+    assert memory is None or memory.kv_tokens >= 0
+    good = "\nvllm:num_requests_running 1\nvllm:num_requests_waiting 2\n"
+    assert read_gauges(text + good) is not None
 
 
 @pytest.mark.anyio

@@ -58,6 +58,6 @@ def test_deltas_are_counted_by_the_name_of_their_event() -> None:
 
 def test_a_line_without_an_end_breaks_the_stream() -> None:
     reader = EventReader()
-    assert reader.feed(b"x" * (MAX_LINE)) == b""
+    assert reader.feed(b"x" * MAX_LINE) == b""
     with pytest.raises(EngineBrokenError, match="too long"):
         reader.feed(b"x")

@@ -6,28 +6,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from lengthwise.client.client import ASK_S, EngineClient, EngineError, served_model
 from lengthwise.errors import InputError
 from lengthwise.simulator.step_log import EngineFacts
 from lengthwise.traffic.shadow_log import EngineMemory
 
-_GAUGE: Final = r"^(?:{})(?:\{{[^}}]*\}})? (\d{{1,20}}(?:\.\d{{1,20}})?(?:e[+-]?\d\d?)?)$"
-_RUNNING, _WAITING, _KV, _PREFIX_QUERIES, _PREFIX_HITS = (
-    re.compile(_GAUGE.format(names), re.MULTILINE)
-    for names in (
-        "vllm:num_requests_running|sglang:num_running_reqs",
-        "vllm:num_requests_waiting|sglang:num_queue_reqs",
-        "vllm:kv_cache_usage_perc|sglang:token_usage",
-        "vllm:prefix_cache_queries_total|sglang:prompt_tokens_total",
-        "vllm:prefix_cache_hits_total|sglang:cached_tokens_total",
-    )
-)
-_CACHE: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_RUNNING: Final = "vllm:num_requests_running", "sglang:num_running_reqs"
+_WAITING: Final = "vllm:num_requests_waiting", "sglang:num_queue_reqs"
+_KV: Final = "vllm:kv_cache_usage_perc", "sglang:token_usage"
+_PREFIX_QUERIES: Final = "vllm:prefix_cache_queries_total", "sglang:prompt_tokens_total"
+_PREFIX_HITS: Final = "vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"
+_LOAD: Final = _RUNNING + _WAITING + _KV + _PREFIX_QUERIES + _PREFIX_HITS
+_CACHE: Final = ("vllm:cache_config_info",)
 _COUNT: Final = re.compile(r"[0-9]{1,12}")
-_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+_MAX_VALUE: Final = 1e20  # no count of an engine is that large
+_MAX_LINE: Final = 1 << 14  # characters; the parser takes some 0.3 us for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,19 @@ async def fetch_metrics(client: EngineClient) -> str | None:
 
 def read_gauges(metrics: str) -> EngineGauges | None:
     """Return the load; None if running or waiting requests are not reported."""
-    running, waiting, kv = (pattern.findall(metrics) for pattern in (_RUNNING, _WAITING, _KV))
+    samples = [sample for sample in _samples(metrics, _LOAD) if 0 <= sample.value < _MAX_VALUE]
+
+    def values(names: tuple[str, ...]) -> list[float]:
+        return [sample.value for sample in samples if sample.name in names]
+
+    running, waiting, kv = values(_RUNNING), values(_WAITING), values(_KV)
     if not running or not waiting:
         return None
     # One line per engine core behind the server: their sum is the engine's.
-    ran, waited = (int(sum(map(float, values))) for values in (running, waiting))
-    hits, queries = (int(sum(map(float, pattern.findall(metrics)))) for pattern in (_PREFIX_HITS, _PREFIX_QUERIES))
-    return EngineGauges(ran, waited, float(kv[0]) if kv else None, (hits, queries) if queries else None)
+    hits, queries = int(sum(values(_PREFIX_HITS))), int(sum(values(_PREFIX_QUERIES)))
+    return EngineGauges(
+        int(sum(running)), int(sum(waiting)), float(kv[0]) if kv else None, (hits, queries) if queries else None
+    )
 
 
 def read_memory(metrics: str) -> EngineMemory | None:
@@ -74,8 +80,22 @@ def read_memory(metrics: str) -> EngineMemory | None:
 
 def _cache_labels(metrics: str) -> dict[str, str]:
     """Return the labels of `vllm:cache_config_info`, empty without such a metric."""
-    found = _CACHE.search(metrics)
-    return {} if found is None else dict(_LABEL.findall(found[1]))
+    return next((dict(sample.labels) for sample in _samples(metrics, _CACHE)), {})
+
+
+def _samples(metrics: str, names: tuple[str, ...]) -> Iterator[Sample]:
+    """Yield the samples of these names; a line that cannot be read is left out.
+
+    Prometheus's parser gets only the lines that begin with a name. One scrape of a vLLM then takes 0.7 ms, and
+    one a second 0.1 % of the gateway's CPU time; all of its 485 lines would take 13 ms.
+    """
+    for line in metrics.split("\n"):
+        if line.startswith(names) and len(line) < _MAX_LINE:
+            try:
+                families = list(text_string_to_metric_families(line))
+            except (ValueError, IndexError):
+                continue
+            yield from (sample for family in families for sample in family.samples if sample.name in names)
 
 
 # vLLM's defaults, where it does not report them.
