@@ -134,3 +134,9 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write bytes to the end, however many a call takes."""
+    while data:
+        data = data[os.write(file, data) :]

@@ -16,21 +16,24 @@ from lengthwise.predictors.contract import as_logt
 from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.prefix_memory import levels_of
 from lengthwise.predictors.resolve import predictor_label
-from lengthwise.traffic.reader import TrafficRow
+from lengthwise.traffic.rows import RequestRow
 from tests.traffic.traffic_rows import PLAIN, made, traffic, write
 
 pytestmark = pytest.mark.usefixtures("few_strengths")
 STORY, WORD = "Write a long story about {} dragons.", "Name one animal with {} legs, in one word."
 
 
-def with_text(n: int) -> list[TrafficRow]:
+def with_text(n: int) -> list[RequestRow]:
     """Return rows with stories of 15 tokens and single words of 600, the opposite of what a predictor expects."""
     rng = np.random.default_rng(0)
     forms = rng.random(n) < 0.5
     tokens = np.exp(np.log(np.where(forms, 15, 600)) + 0.2 * rng.standard_normal(n)).astype(int)
     return [
         PLAIN._replace(
-            time=1e9 + i, model="me/Mine-7B", text=(STORY if forms[i] else WORD).format(i), output_tokens=int(tokens[i])
+            arrival_s=1e9 + i,
+            llm="me/Mine-7B",
+            text=(STORY if forms[i] else WORD).format(i),
+            output_tokens=int(tokens[i]),
         )
         for i in range(n)
     ]
@@ -89,11 +92,11 @@ def test_a_model_that_is_not_better_is_not_written_unless_forced(tmp_path: Path)
 
 
 def test_only_the_llms_that_get_better_are_changed(tmp_path: Path) -> None:
-    good = made(200, shift=1.0, model="good")
-    bad = made(120, model="bad")
-    bad[:90] = made(120, shift=3.0, seed=1, model="bad")[:90]
+    good = made(200, shift=1.0, llm="good")
+    bad = made(120, llm="bad")
+    bad[:90] = made(120, shift=3.0, seed=1, llm="bad")[:90]
     out = tmp_path / "my.lw"
-    found = adapt_traffic("fast", traffic([*good, *bad, *made(5, model="rare")]), out)
+    found = adapt_traffic("fast", traffic([*good, *bad, *made(5, llm="rare")]), out)
     assert {each.llm: each.better for each in found.llms} == {"good": True, "bad": False}
     assert found.too_few == {"rare": 5}
     assert median(out, "Hi", "bad") == median("fast", "Hi", "bad")
@@ -101,7 +104,7 @@ def test_only_the_llms_that_get_better_are_changed(tmp_path: Path) -> None:
 
 
 def test_an_llm_whose_answers_are_cut_off_does_not_stop_the_others(tmp_path: Path) -> None:
-    cut = [row._replace(model="cut", output_tokens=5, censored=True, finish_reason="length") for row in made(100)]
+    cut = [row._replace(llm="cut", output_tokens=5, censored=True, finish_reason="length") for row in made(100)]
     out = tmp_path / "my.lw"
     found = adapt_traffic("fast", traffic([*cut, *made(200, shift=1.0)]), out)
     assert ([each.llm for each in found.llms], found.cut_off, found.written) == (["m"], ("cut",), True)

@@ -38,11 +38,11 @@ def test_scores_are_grouped_by_model_tenant_day_and_predictor() -> None:
 def test_an_answer_at_its_limit_is_scored_and_a_cancelled_one_is_not() -> None:
     rows = made(50)
     cut = PLAIN._replace(max_tokens=90, output_tokens=90, censored=True, finish_reason="length")
-    left = PLAIN._replace(output_tokens=3, censored=True, finish_reason="cancelled")
-    failed = PLAIN._replace(output_tokens=None, finish_reason="error")
+    left = PLAIN._replace(output_tokens=3, censored=True, finish_reason=None, outcome="cancelled")
+    failed = PLAIN._replace(output_tokens=None, finish_reason=None, outcome="engine_error")
     found = evaluate_traffic(traffic([*rows, cut, left, failed]))
     assert (found.requests, found.scored) == (53, 51)
-    assert found.finish_reasons == {"stop": 50, "length": 1, "cancelled": 1, "error": 1}
+    assert found.finish_reasons == {"stop": 50, "length": 1, "cancelled": 1, "engine_error": 1}
     assert evaluate_traffic(traffic([cut])).overall[SERVED].coverage_50 == 1.0, "its median, 148, is above the limit"
 
 
@@ -57,7 +57,10 @@ def test_the_log_score_is_the_density_or_for_a_censored_answer_the_survival() ->
 
 def test_rows_without_a_prediction_of_the_predictor_are_scored_as_served_only() -> None:
     rows = made(40)
-    late = [row._replace(predicted=None, source="history", prediction=(5.0, 1.0)) for row in made(10, seed=2)]
+    late = [
+        row._replace(predictor_mu=None, predictor_sigma=None, source="history", mu=5.0, sigma=1.0)
+        for row in made(10, seed=2)
+    ]
     found = evaluate_traffic(traffic(rows + late))
     assert found.overall[SERVED].requests == 50
     assert found.overall[ALONE].requests == 40
@@ -66,7 +69,7 @@ def test_rows_without_a_prediction_of_the_predictor_are_scored_as_served_only() 
 
 def test_a_log_without_predictions_is_an_input_error() -> None:
     with pytest.raises(InputError, match="none of 1 requests has a prediction and a length"):
-        evaluate_traffic(traffic([PLAIN._replace(prediction=None)]))
+        evaluate_traffic(traffic([PLAIN._replace(mu=None, sigma=None)]))
 
 
 def test_the_dict_holds_no_arrays() -> None:

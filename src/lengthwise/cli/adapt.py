@@ -111,7 +111,8 @@ def _table(report: AdaptReport) -> Table:
 
 def _adapt_traffic(model: str | None, folder: Path, out: Path | None, *, force: bool, as_json: bool) -> None:
     from lengthwise.predictors.adapt_traffic import adapt_traffic, predictor_in_use, save_memory
-    from lengthwise.traffic.reader import PREDICTOR_NAME, read_traffic
+    from lengthwise.traffic.log import PREDICTOR_NAME
+    from lengthwise.traffic.reader import read_traffic
 
     traffic = read_traffic(folder)
     out = folder / PREDICTOR_NAME if out is None else out

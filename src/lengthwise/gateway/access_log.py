@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 from starlette.types import Message, Scope, Send
 
 from lengthwise.errors import InputError
+from lengthwise.files import write_all
 from lengthwise.gateway.config import GatewayConfig
 
 RECORD: Final = "lengthwise.record"
@@ -141,9 +142,3 @@ def _open(target: str) -> int:
         raise InputError(
             f"the access log cannot be written: {error.strerror}", source=target, hint="choose another --access-log"
         ) from error
-
-
-def write_all(file: int, data: bytes) -> None:
-    """Write bytes to the end, however many a call takes."""
-    while data:
-        data = data[os.write(file, data) :]

@@ -37,13 +37,14 @@ from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
 from lengthwise.gateway.recent_requests import RecentRequests
 from lengthwise.gateway.reload import PredictorWatch, Reloader
+from lengthwise.gateway.request_rows import TrafficLogMetrics
 from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget
 from lengthwise.gateway.tenants import TenantGate, Tenants
-from lengthwise.gateway.traffic_log import TrafficLog
 from lengthwise.predictors.service import prediction_service
+from lengthwise.traffic.log import TrafficLog
 
 if TYPE_CHECKING:
     from lengthwise.gateway.tracing import Tracing
@@ -146,16 +147,15 @@ class _Gateway:
             retries=Retries(most=config.retries, share=config.retry_share),
             recent=RecentRequests(self._dispatcher),
             fleet=EngineFleet(config, self._dispatcher, self.exported, make_client),
-            traffic=None
-            if config.learn is None
-            else TrafficLog(config.learn, keep_prompts=config.keep_prompts, max_bytes=config.learn_bytes),
+            traffic=None if config.learn is None else TrafficLog(config.learn, max_bytes=config.learn_bytes),
             tracing=None if config.otlp_endpoint is None else _tracing(config.otlp_endpoint, self._dispatcher),
         )
         self.reloader = Reloader(self.parts, self.tenants)
         self._dashboard = Dashboard(self.parts)
         if self.access_log is not None:
             self.reloader.users.append(self.access_log)
-        for part in (self.tenants, self.access_log, self.parts.traffic, self._dashboard):
+        logged = None if self.parts.traffic is None else TrafficLogMetrics(self.parts.traffic)
+        for part in (self.tenants, self.access_log, logged, self._dashboard):
             if part is not None:
                 self.exported.register(part)
         self.completions = {path: Completions(path, model, self.parts) for path, model in BODIES.items()}

@@ -30,6 +30,7 @@ from lengthwise.gateway.errors import ApiError, from_engine
 from lengthwise.gateway.json_fields import LARGE_BODY, edited
 from lengthwise.gateway.metrics import Outcome
 from lengthwise.gateway.model_names import MODEL_HEADER
+from lengthwise.gateway.request_rows import request_row
 from lengthwise.gateway.retries import RETRIED_STATUSES, retry_after_s
 from lengthwise.gateway.streaming import Caller, Measure, relay
 from lengthwise.gateway.tenants import Lease
@@ -83,6 +84,8 @@ class Call:
     """The only engine that it may run on, which stores the answer that it continues."""
     failed: bool = False
     """Whether it ended in an error that is not its client's disconnect."""
+    outcome: Outcome | None = None
+    """How it ended; None while it is open, or where its client disconnected."""
     span: Span | None = None
     """Its OpenTelemetry span, where traces are made."""
     hinted: bool = False
@@ -157,12 +160,14 @@ class Completions(Endpoint):
             call.span = self._tracing.start(self._path, call)
         try:
             _charge(lease, call)
-            return await self._hold_and_run(call)
-        except ApiError:
+            call.outcome = await self._hold_and_run(call)
+        except ApiError as error:
             call.failed = True
+            call.outcome = error.outcome
             raise
         finally:
             self._end(call, lease)
+        return call.outcome
 
     def _end(self, call: Call, lease: Lease) -> None:
         """Settle the tenant's account, log the request, and learn from it."""
@@ -178,7 +183,8 @@ class Completions(Endpoint):
         if job.started is not None:
             self._metrics.predicted(call.source)
         if self._traffic is not None and (trace := self._predictions.trace(job.id)) is not None:
-            self._traffic.add(call, trace, self._dispatcher.clock() - job.arrival)
+            kept = self._parts.config.keep_prompts
+            self._traffic.add(request_row(call, trace, self._dispatcher.clock(), keep_prompt=kept))
         tokens, cut = (call.measure.length if body.one_answer else None) or (None, False)
         self._predictions.ended(job.id, tokens, censored=cut)
         job.used_tokens = None if body.one_answer else used or None

@@ -26,7 +26,7 @@ from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
 from lengthwise.routers import make_router
 from lengthwise.settings import read_yaml, validated
-from lengthwise.traffic.reader import MEMORY_NAME, PREDICTOR_NAME
+from lengthwise.traffic.log import MEMORY_NAME, PREDICTOR_NAME
 
 ConfiguredKind = Literal["auto", "lengthwise", "vllm", "sglang", "openai"]
 

@@ -21,8 +21,8 @@ from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError
 from lengthwise.gateway.tenants import Lease, lease_of
-from lengthwise.gateway.traffic_log import TrafficLog
 from lengthwise.predictors.service import PredictionService
+from lengthwise.traffic.log import TrafficLog
 
 if TYPE_CHECKING:
     from lengthwise.gateway.completions import Call

@@ -45,7 +45,8 @@ from lengthwise.predictors.resolve import (
     predictor_label,
 )
 from lengthwise.predictors.traffic_evaluation import TrafficScores, scorable, score_rows
-from lengthwise.traffic.reader import MEMORY_NAME, PREDICTOR_NAME, Floats, LoggedTraffic, Mask
+from lengthwise.traffic.log import MEMORY_NAME, PREDICTOR_NAME
+from lengthwise.traffic.reader import Floats, LoggedTraffic, Mask
 
 HELD_OUT: Final = 0.2
 """Share of the requests, the last ones, that the scores are of."""
@@ -112,10 +113,10 @@ class _Adapting:
     def run(self, out: Path, *, force: bool) -> TrafficAdaptation:
         found, fitted, too_few = [], [], {}
         cut_off: dict[str, CensoredError] = {}
-        names = sorted(set(self._traffic.model.tolist()))
+        names = sorted(set(self._traffic.llm.tolist()))
         for number, llm in enumerate(names):
             self._progress(llm, number / len(names))
-            rows = self._traffic.take(self._traffic.model == llm)
+            rows = self._traffic.take(self._traffic.llm == llm)
             try:
                 one = self._with_text(llm, rows) or self._without_text(llm, rows)
             except CensoredError as error:
@@ -160,7 +161,7 @@ class _Adapting:
         def fit(used: Mask) -> Mixture:
             own = [i for i in np.flatnonzero(used) if texts[i] in place]
             numbers = [place[texts[i]] for i in own]
-            asked, lengths, present, censored = by_prompt(numbers, rows.tokens[own], rows.censored[own])
+            asked, lengths, present, censored = by_prompt(numbers, rows.output_tokens[own], rows.censored[own])
             known = mu[asked, :-1], sigma[asked, :-1], kind[asked]
             return fit_mixture(Answers(*known, lengths, present, censored, nu), like)
 
@@ -181,12 +182,12 @@ class _Adapting:
         first = _corrections(rows.take(train))
         if not first or not len(held):
             return None
-        after = corrected(first, held.model.tolist(), held.tenant.tolist(), held.predicted)
+        after = corrected(first, held.llm.tolist(), held.tenant.tolist(), held.predicted)
         scored = Adaptation(llm, False, len(rows), score_rows(held, held.predicted), score_rows(held, after))
         return scored, _Fitted({}, _corrections(rows))
 
     def _predict(self, predictor: LoadedPredictor, rows: LoggedTraffic) -> Floats:
-        inputs = [PredictionInput(str(row.text), row.model, row.max_tokens, tenant=row.tenant) for row in rows.rows]
+        inputs = [PredictionInput(str(row.text), row.llm or "", row.max_tokens, tenant=row.tenant) for row in rows.rows]
         parts = [as_logt(predictor.predict(inputs[i : i + _BATCH])) for i in range(0, len(inputs), _BATCH)]
         return np.stack([np.concatenate([getattr(part, name) for part in parts]) for name in ("mu", "sigma")], axis=1)
 
@@ -230,7 +231,7 @@ def _training(rows: LoggedTraffic) -> NDArray[np.bool_]:
 
 
 def _corrections(rows: LoggedTraffic) -> dict[tuple[str, str | None], Adjustment]:
-    return fit_corrections(rows.model.tolist(), rows.tenant.tolist(), rows.predicted, rows.tokens, rows.censored)
+    return fit_corrections(rows.llm.tolist(), rows.tenant.tolist(), rows.predicted, rows.output_tokens, rows.censored)
 
 
 def save_memory(traffic: LoggedTraffic, folder: Path) -> Path | None:
@@ -249,12 +250,11 @@ def replayed_memory(traffic: LoggedTraffic) -> PrefixMemory:
     """Return the prefix memory of a gateway that has served these requests."""
     memory = PrefixMemory()
     for number in np.flatnonzero(traffic.known).tolist():
-        row = traffic.rows[number]
-        if row.names:
-            mu, sigma = row.predicted or row.history
-            start = LogT(mu, sigma, int(traffic.cap[number]))
+        if traffic.rows[number].names:
+            text = bool(np.isfinite(traffic.predicted[number, 0]))
+            mu, sigma = (traffic.predicted if text else traffic.history)[number].tolist()
             memory.observe(
-                traffic.levels(number), start, int(traffic.tokens[number]), text=row.predicted is not None,
-                censored=row.censored,
+                traffic.levels(number), LogT(mu, sigma, int(traffic.cap[number])), int(traffic.output_tokens[number]),
+                text=text, censored=bool(traffic.censored[number]),
             )  # fmt: skip
     return memory

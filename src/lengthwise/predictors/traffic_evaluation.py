@@ -77,8 +77,8 @@ class TrafficEvaluation:
 
 def scorable(traffic: LoggedTraffic) -> Mask:
     """Return which rows have a whole answer, or one cut by its limit."""
-    cut = np.array([row.finish_reason in ("cancelled", "error") for row in traffic.rows], bool)
-    return np.asarray(traffic.known & ~(traffic.censored & cut), bool)
+    broken_off = np.array([row.finish_reason is None for row in traffic.rows], bool)
+    return np.asarray(traffic.known & ~(traffic.censored & broken_off), bool)
 
 
 def evaluate_traffic(traffic: LoggedTraffic) -> TrafficEvaluation:
@@ -93,7 +93,7 @@ def evaluate_traffic(traffic: LoggedTraffic) -> TrafficEvaluation:
         )
     kinds = {SERVED: rows.prediction, ALONE: rows.predicted, HISTORY: rows.history}
     by = {
-        "model": rows.model,
+        "model": rows.llm,
         "tenant": rows.tenant,
         "day": rows.days,
         "predictor": np.array([row.predictor for row in rows.rows], object),
@@ -103,10 +103,10 @@ def evaluate_traffic(traffic: LoggedTraffic) -> TrafficEvaluation:
         origin=traffic.origin,
         requests=len(traffic),
         scored=len(rows),
-        first=float(traffic.time[0]),
-        last=float(traffic.time[-1]),
-        finish_reasons=dict(Counter(row.finish_reason or "unknown" for row in traffic.rows).most_common()),
-        sources=dict(Counter(row.source for row in traffic.rows).most_common()),
+        first=float(traffic.arrival_s[0]),
+        last=float(traffic.arrival_s[-1]),
+        finish_reasons=dict(Counter(row.finish_reason or row.outcome for row in traffic.rows).most_common()),
+        sources=dict(Counter(str(row.source) for row in traffic.rows).most_common()),
         overall={name: score_rows(rows, each) for name, each in kinds.items()},
         groups={
             kind: {
@@ -121,13 +121,13 @@ def evaluate_traffic(traffic: LoggedTraffic) -> TrafficEvaluation:
             share: scores.coverage(
                 served.quantile((1 - share) / 2),
                 served.quantile((1 + share) / 2),
-                rows.tokens[:, None],
+                rows.output_tokens[:, None],
                 np.ones((len(rows), 1), bool),
             )
             for share in CENTRAL
         },
         predicted=served.quantile(0.5),
-        true=rows.tokens,
+        true=rows.output_tokens,
     )
 
 
@@ -140,13 +140,13 @@ def score_rows(rows: LoggedTraffic, prediction: Floats) -> TrafficScores:
     columns = rows.columns(prediction)
     median, all_present = columns.quantile(0.5), np.ones((len(rows), 1), bool)
     inside = [
-        scores.coverage(columns.quantile(low), columns.quantile(1 - low), rows.tokens[:, None], all_present)
+        scores.coverage(columns.quantile(low), columns.quantile(1 - low), rows.output_tokens[:, None], all_present)
         for low in (0.25, 0.05)
     ]
-    error = np.abs(np.log(rows.tokens / np.maximum(median, 1.0)))
+    error = np.abs(np.log(rows.output_tokens / np.maximum(median, 1.0)))
     return TrafficScores(
         requests=len(rows),
-        tau=scores.tau_within(rows.model, median, rows.tokens),
+        tau=scores.tau_within(rows.llm, median, rows.output_tokens),
         log_error=float(np.median(error)),
         coverage_50=inside[0],
         coverage_90=inside[1],
@@ -157,7 +157,7 @@ def score_rows(rows: LoggedTraffic, prediction: Floats) -> TrafficScores:
 def log_scores(rows: LoggedTraffic, prediction: Floats) -> Floats:
     """Return the log density of each log length, or the log survival where the answer was cut."""
     mu, sigma = prediction.T
-    z = (np.log(rows.tokens) - mu) / sigma
+    z = (np.log(rows.output_tokens) - mu) / sigma
     constant = math.log(student.density_constant(TIE_NU) / math.sqrt(TIE_NU))
     density = constant - (TIE_NU + 1) / 2 * np.log1p(z * z / TIE_NU) - np.log(sigma)
     return np.where(rows.censored, np.log(special.stdtr(TIE_NU, -z)), density)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lengthwise.predictors.keyed_hash import keyed_hashes
+from lengthwise.traffic.keyed_hash import keyed_hashes
 
 KEY = np.frombuffer(bytes(range(16)), np.uint64)
 

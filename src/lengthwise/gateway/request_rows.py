@@ -1,0 +1,84 @@
+"""The row of a request that the gateway has served, and the metrics of the log that holds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from lengthwise.gateway.access_log import shortened
+from lengthwise.lengths import LogT
+from lengthwise.predictors.service import PredictionTrace
+from lengthwise.traffic.log import MAX_BLOCKS, TrafficLog, kept_text
+from lengthwise.traffic.rows import RequestRow
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.completions import Call
+
+
+def request_row(call: Call, trace: PredictionTrace, now: float, *, keep_prompt: bool) -> RequestRow:
+    """Return the row of a request that ends now, by the dispatcher's clock; its times are seconds since 1970."""
+    job, measure, body, levels = call.job, call.measure, call.body, trace.levels
+    since_1970 = time.time() - now
+    tokens, censored = (measure.length if body.one_answer else None) or (None, False)
+    counted = tokens is None or not measure.reported
+    if tokens is None and body.one_answer:
+        tokens = measure.counted
+    outcome = call.outcome
+    if outcome is None:  # clients may close the connection at the last event
+        outcome = "ok" if measure.done or measure.finish_reason is not None else "cancelled"
+    mu, sigma = _pair(trace.prediction)
+    if mu is None and call.source != "prior":
+        mu, sigma = job.mu, job.sigma
+    predictor_mu, predictor_sigma = _pair(trace.text)
+    return RequestRow(
+        arrival_s=job.arrival + since_1970,
+        started_s=None if job.started is None else job.started + since_1970,
+        first_token_s=None if call.ttft_s is None or job.started is None else job.started + call.ttft_s + since_1970,
+        finished_s=now + since_1970,
+        outcome=outcome,
+        finish_reason=measure.finish_reason,
+        censored=censored,
+        request_id=shortened(call.request_id.decode("latin-1")),
+        tenant=call.tenant,
+        llm=shortened(body.llm),
+        engine=call.engine,
+        input_tokens=job.prompt_tokens if measure.prompt_tokens is None else measure.prompt_tokens,
+        input_bytes=len(call.raw),
+        output_tokens=tokens,
+        counted=counted and tokens is not None,
+        one_answer=body.one_answer,
+        max_tokens=job.max_tokens,
+        resubmissions=len(call.refused_by),
+        source=call.source,
+        predictor=trace.predictor,
+        mu=mu,
+        sigma=sigma,
+        predictor_mu=predictor_mu,
+        predictor_sigma=predictor_sigma,
+        history_mu=trace.history.mu,
+        history_sigma=trace.history.sigma,
+        names="" if levels is None else levels.names.tobytes().hex(),
+        blocks="" if levels is None else levels.blocks[:MAX_BLOCKS].tobytes().hex(),
+        text=kept_text(body.text()) if keep_prompt and body.readable else None,
+    )
+
+
+def _pair(prediction: LogT | None) -> tuple[float | None, float | None]:
+    return (None, None) if prediction is None else (prediction.mu, prediction.sigma)
+
+
+class TrafficLogMetrics:
+    """The counters of a traffic log."""
+
+    def __init__(self, log: TrafficLog) -> None:
+        self._log = log
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics."""
+        yield CounterMetricFamily("lengthwise_traffic_log_rows", "Rows written to the traffic log.", self._log.written)
+        text = "Rows of the traffic log that were dropped because the disk is too slow or full."
+        yield CounterMetricFamily("lengthwise_traffic_log_dropped", text, self._log.dropped)
