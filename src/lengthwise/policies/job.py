@@ -23,7 +23,6 @@ from lengthwise.lengths import (
     student,
     wide_prior,
 )
-from lengthwise.policies.protocol import Rounds
 
 MIN_TOKENS: Final = 1e-3
 """Tokens; lengths below this are raised to it before their logarithm is taken."""
@@ -96,7 +95,7 @@ class Job:
     sigma: float = field(init=False)
     cap: float = field(init=False)
     round_number: int = field(init=False, default=0)
-    rounds: Rounds | None = field(init=False, default=None)
+    rounds: object | None = field(init=False, default=None)
     charged: int = field(init=False, default=0)
     used_tokens: int | None = field(init=False, default=None)
     credited: float = field(init=False, default=0.0)

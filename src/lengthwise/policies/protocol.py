@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # job.py imports Rounds from here
-    from lengthwise.policies.job import Job, JobColumns
+from lengthwise.policies.job import Job, JobColumns
 
 Rekey = Literal["never", "on_level", "on_progress", "on_time"]
 """When the keys of waiting jobs become stale.
