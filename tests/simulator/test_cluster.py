@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.simulator import Capacity, Fleet, default_predictor, measure_capacity, simulate
-from lengthwise.simulator import engine as engines
+from lengthwise.simulator import Capacity, Fleet, acceleration, default_predictor, measure_capacity, simulate
 from tests.simulator.builders import TICK, UNEVEN, engine, fleet, requests
 
 WORKLOAD = requests([(10, 5), (10, 9), (10, 2)])
@@ -153,10 +152,10 @@ def test_without_numba_the_readable_engine_runs_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fast = simulate(WORKLOAD, fleet(UNEVEN), "sjf")
-    engines.accelerated.cache_clear()
-    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    acceleration.accelerated.cache_clear()
+    monkeypatch.setattr(acceleration, "find_spec", lambda name: None)
     slow = simulate(WORKLOAD, fleet(UNEVEN), "sjf")
-    engines.accelerated.cache_clear()
+    acceleration.accelerated.cache_clear()
     assert "numba is not installed" in caplog.text
     assert (fast.accelerated, slow.accelerated) == (True, False)
     assert fast.finish.tolist() == slow.finish.tolist()

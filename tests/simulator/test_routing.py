@@ -15,9 +15,9 @@ from lengthwise.policies import Job
 from lengthwise.routers import ROUTERS, Admitted, Decision, EngineId, Event, Finished, make_router
 from lengthwise.routers.base import RoundRobin
 from lengthwise.simulator import Fleet, StepCost, simulate
+from lengthwise.simulator.outcome import read_costs
 from lengthwise.simulator.routing import (
     charged_times_s,
-    read_costs,
     routing_time_s,
     routing_times,
     speed_of,

@@ -15,7 +15,7 @@ from lengthwise.cli.output import AsJson, show
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Document
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.routing import TRACE_COLUMNS, read_costs
+from lengthwise.simulator.outcome import TRACE_COLUMNS, read_costs
 
 
 def explain(

@@ -18,9 +18,10 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import Point
 from lengthwise.policies import Job, Policy
 from lengthwise.routers import Decision, EngineId, Router, StaticRouter, make_router
-from lengthwise.simulator.cluster import ClusterRun, Progress, admission_quantile, check_any_fits, simulate
-from lengthwise.simulator.engine import SimulatedEngine, engine_factory
+from lengthwise.simulator.acceleration import engine_factory
+from lengthwise.simulator.engine import SimulatedEngine
 from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.fleet_run import FleetRun, Progress, admission_quantile, check_any_fits, serve_fleet
 from lengthwise.simulator.outcome import Handover, Outcome
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.simulator.routing import FleetRouter
@@ -159,18 +160,20 @@ def serve_pools(
         raise InputError("one router object for two pools", field="router", hint="give a name: each pool makes one")
     before, after = pools.of(fleet)
     token_s = pools.token_s(fleet)
+    prompts = _prompts(workload, before, after)
     check_any_fits(workload, after)
-    first = simulate(
-        _prompts(workload, before, after),
+    check_any_fits(prompts, before)
+    first = serve_fleet(
+        prompts,
         # Answers take no memory here, whatever their predicted length.
         before.limited_to(admission="prompt"),
         policy,
-        router=_prefill_router(router),
-        predictor=predictions[0],
+        _prefill_router(router),
+        predictions[0],
+        lambda share: report(0.5 * share),
         decision_s=decision_s,
         routing_s=routing_s,
         accelerate=accelerate,
-        on_progress=lambda share: report(0.5 * share),
     )
     traffic = Traffic.of(workload, predictions[1], quantile=admission_quantile(after), generated=1)
     decoding = _DecodeRun(
@@ -209,7 +212,7 @@ class _PrefillRouter:
         return self._router.choose(job, now, among)
 
 
-class _DecodeRun(ClusterRun):
+class _DecodeRun(FleetRun):
     """The decode pool: a request reaches its engine when the KV that the engine has not cached is transferred."""
 
     def outcome(self, first: Outcome, transfers: Transfers, report: Progress) -> Outcome:

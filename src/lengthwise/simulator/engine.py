@@ -7,15 +7,12 @@ definition. `simulator.kernel` is the same engine compiled with Numba, and the t
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +26,6 @@ from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel.records import SAMPLE, SAMPLE_EVERY_S, SAMPLES
 from lengthwise.simulator.outcome import EngineOutcome, Timeline
 from lengthwise.simulator.traffic import Traffic, block_ratio
-
-NOT_ACCELERATED: Final = (
-    "numba is not installed: simulating with the readable engine, which is some hundred times slower "
-    "(pip install 'lengthwise[sim]')"
-)
 
 
 class SimulatedEngine(Protocol):
@@ -70,41 +62,6 @@ class SimulatedEngine(Protocol):
 
     def outcome(self) -> EngineOutcome:
         """Return what this engine has done so far."""
-
-
-MakeEngine = Callable[[EngineSpec], SimulatedEngine]
-
-
-def engine_factory(policy: Policy, traffic: Traffic, *, decision_s: float = 0.0, accelerate: bool) -> MakeEngine:
-    """Return a function that makes empty engines for one simulation, compiled or readable.
-
-    Engines with `joint` admission are readable ones.
-    """
-
-    def readable(spec: EngineSpec) -> SimulatedEngine:
-        return Engine(spec, policy, traffic, decision_s=decision_s)
-
-    if not accelerate:
-        return readable
-    from lengthwise.simulator.kernel.host import CompiledEngine, PolicyKeys  # loads Numba
-
-    keys = PolicyKeys(policy, traffic.jobs)
-
-    def compiled(spec: EngineSpec) -> SimulatedEngine:
-        if spec.admission == "joint":
-            return readable(spec)
-        return CompiledEngine(spec, keys, traffic, decision_s=decision_s)
-
-    return compiled
-
-
-@cache
-def accelerated() -> bool:
-    """Whether Numba is installed, so that simulations run on the compiled engine; logs a warning once if it is not."""
-    if find_spec("numba") is None:
-        logging.getLogger(__name__).warning(NOT_ACCELERATED)
-        return False
-    return True
 
 
 Identity = tuple[object, ...]

@@ -30,9 +30,8 @@ from lengthwise.simulator.cluster import (
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
 from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary
-from lengthwise.simulator.outcome import Outcome
+from lengthwise.simulator.outcome import Outcome, RoutingTrace
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns, predict_workload
-from lengthwise.simulator.routing import RoutingTrace
 from lengthwise.simulator.tasks import Report
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload

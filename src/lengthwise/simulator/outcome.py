@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from html import escape
-from typing import Any
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from lengthwise.routers import Costs
 from lengthwise.simulator.kernel.records import Records
 from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, latencies, summarise
-from lengthwise.simulator.routing import RoutingTrace
 from lengthwise.workloads import Workload
+
+TRACE_COLUMNS: Final = ("candidates", "terms", "costs")
+"""The columns of a `RoutingTrace`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +92,48 @@ class Handover:
             "kv_arrived_s": pa.array(self.arrived, from_pandas=True),
             "decode_started_s": pa.array(self.started, from_pandas=True),
         }
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingTrace:
+    """The costs that a router compared for each request; None where nothing is known.
+
+    Stored as three columns: `candidates`, engines; `terms`, names separated by commas; `costs`, the terms of the first
+    engine, then of the next. A router that does not compare engines records only the chosen one.
+    """
+
+    costs: Sequence[Costs | None]
+
+    @classmethod
+    def of(cls, costs: Mapping[str, Costs], requests: int) -> Self:
+        """Make a trace from costs by job id, which is the number of the request."""
+        return cls([costs.get(str(row)) for row in range(requests)])
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Return the columns as they are written."""
+        engines = [None if costs is None else list(costs) for costs in self.costs]
+        names = [None if costs is None else ",".join(next(iter(costs.values()))) for costs in self.costs]
+        values = [
+            None if costs is None else [value for terms in costs.values() for value in terms.values()]
+            for costs in self.costs
+        ]
+        return {
+            "candidates": pa.array(engines, pa.list_(pa.int32())),
+            "terms": pa.array(names, pa.string()).dictionary_encode(),
+            "costs": pa.array(values, pa.list_(pa.float64())),
+        }
+
+
+def read_costs(row: Mapping[str, Any]) -> dict[int, dict[str, float]] | None:
+    """Return the costs compared for one request, from its row of a written run; None where nothing is known."""
+    if row["candidates"] is None:
+        return None
+    names = row["terms"].split(",") if row["terms"] else []
+    costs = np.reshape(row["costs"], (len(row["candidates"]), len(names)))
+    return {
+        int(engine): dict(zip(names, terms, strict=True))
+        for engine, terms in zip(row["candidates"], costs.tolist(), strict=True)
+    }
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,8 +11,9 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import over_requests
 from lengthwise.policies import make_policy
 from lengthwise.routers import make_router
-from lengthwise.simulator.cluster import as_predictions, simulate, uses_predictions
+from lengthwise.simulator.cluster import as_predictions, simulate
 from lengthwise.simulator.fleet import EngineSpec, Fleet
+from lengthwise.simulator.fleet_run import uses_predictions
 from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns

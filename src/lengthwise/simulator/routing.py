@@ -1,4 +1,4 @@
-"""Routers in a simulation: what they know about engines, the time they take, and the costs they compared.
+"""Routers in a simulation: what they know about engines, and the time they take.
 
 The time of a router is what `python -m benchmarks.routing --write` measured on ReAct traffic and wrote to
 `routing_times.json`, beside this file: microseconds of CPU time by router and number of engines, for the choice and all
@@ -8,15 +8,14 @@ events of a request. It is never the clock of the machine that simulates.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from lengthwise.errors import InputError
 from lengthwise.policies import Job
@@ -32,17 +31,13 @@ from lengthwise.routers import (
     make_router,
 )
 from lengthwise.simulator.costs import CostModel
+from lengthwise.simulator.engine import SimulatedEngine
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.traffic import Traffic
 from lengthwise.specs import parse_spec, unknown_name
 from lengthwise.workloads import Workload
 
-if TYPE_CHECKING:
-    from lengthwise.simulator.engine import SimulatedEngine
-
-
 ROUTING_TIMES_FILE: Final = Path(__file__).with_name("routing_times.json")
-TRACE_COLUMNS: Final = ("candidates", "terms", "costs")
 
 _BLOCK_TOKENS: Final = 64  # for a workload without blocks, where it has no effect
 _PROMPT, _FAR, _BATCH, _CONTEXT = 1024, 32_768, 64, 1024  # tokens and sequences at which a cost model is sampled
@@ -180,47 +175,3 @@ def unmeasured_note(router: str, engines: int, given_us: Mapping[str, float] | f
         return None
     us = 1e6 * routing_time_s(base, engines)
     return f"router {base} has no measured time: {us:.0f} us per request assumed; set it with --routing-time {base}=US"
-
-
-@dataclass(frozen=True, eq=False)
-class RoutingTrace:
-    """The costs that a router compared for each request; None where nothing is known.
-
-    Stored as three columns: `candidates`, engines; `terms`, names separated by commas; `costs`, the terms of the first
-    engine, then of the next. A router that does not compare engines records only the chosen one.
-    """
-
-    costs: Sequence[Costs | None]
-
-    @classmethod
-    def of(cls, costs: Mapping[str, Costs], requests: int) -> Self:
-        """Make a trace from costs by job id, which is the number of the request."""
-        return cls([costs.get(str(row)) for row in range(requests)])
-
-    def columns(self) -> dict[str, pa.Array]:
-        """Return the columns as they are written."""
-        import pyarrow as pa
-
-        engines = [None if costs is None else list(costs) for costs in self.costs]
-        names = [None if costs is None else ",".join(next(iter(costs.values()))) for costs in self.costs]
-        values = [
-            None if costs is None else [value for terms in costs.values() for value in terms.values()]
-            for costs in self.costs
-        ]
-        return {
-            "candidates": pa.array(engines, pa.list_(pa.int32())),
-            "terms": pa.array(names, pa.string()).dictionary_encode(),
-            "costs": pa.array(values, pa.list_(pa.float64())),
-        }
-
-
-def read_costs(row: Mapping[str, Any]) -> dict[int, dict[str, float]] | None:
-    """Return the costs compared for one request, from its row of a written run; None where nothing is known."""
-    if row["candidates"] is None:
-        return None
-    names = row["terms"].split(",") if row["terms"] else []
-    costs = np.reshape(row["costs"], (len(row["candidates"]), len(names)))
-    return {
-        int(engine): dict(zip(names, terms, strict=True))
-        for engine, terms in zip(row["candidates"], costs.tolist(), strict=True)
-    }
