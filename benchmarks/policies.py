@@ -7,11 +7,14 @@ several rounds, in microseconds.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from benchmarks import Figure, cpu_microseconds
 from lengthwise.lengths import LogT
 from lengthwise.policies import POLICIES, Job, JobColumns, PolicyQueue, QueueView, WaitingJobs, make_policy
+from lengthwise.policies.slo import LatencyTarget
 
 SPECS = (*POLICIES, "bounded(tie)", "fair(srpt)", "classes(gittins)")
 VIEW = QueueView(1000, 64, 64)
@@ -43,11 +46,11 @@ def measure_select(spec: str, jobs: list[Job]) -> float:
         job.generated = 50 + number
         queue.finished(job)
         job.generated = 0
-    state = jobs[0].rounds
+    state = cast("LatencyTarget", jobs[0].rounds)
     waiting = WaitingJobs(JobColumns.of(jobs), QueueView(1000, 64, 64, 2000.0), state)
 
     def select() -> int:
-        state.arrived = 1  # type: ignore[union-attr]
+        state.arrived = 1
         return queue.policy.select(waiting, 2000.0)  # type: ignore[attr-defined, no-any-return]
 
     return cpu_microseconds(select, 50)
