@@ -7,6 +7,7 @@ __all__ = ["NAMES"]
 NAMES: Final = (
     "trail_engine",
     "alpaca20",
+    "castillo_profile",
     "one_prompt",
     "reasoning",
     "simulator_error",

@@ -21,12 +21,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from experiments.length_families.families import FAMILIES, GAMMA, WEIBULL
+from experiments.length_families.goodness import ks_critical, ks_statistic
 from experiments.study import Run, Study
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution
-from lengthwise.lengths.families import FAMILIES, GAMMA, LOGNORMAL, LOGT, WEIBULL, Family
+from lengthwise.lengths.families import LOGNORMAL, LOGT, Family
 from lengthwise.lengths.fit import fit_rows
-from lengthwise.lengths.goodness import ks_critical, ks_statistic
 from lengthwise.predictors.contract import PredictionInput
 from lengthwise.predictors.resolve import load_predictor
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, save

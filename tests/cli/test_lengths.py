@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ from typer.testing import CliRunner
 
 from lengthwise.cli import lengths
 from lengthwise.errors import InputError
-from lengthwise.workloads.length_families import study_families
-from tests.experiments.samples import QUICK, made_up
+from tests.workloads.made_samples import made_up
 
 runner = CliRunner()
 
@@ -25,34 +23,28 @@ def parquet(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _quick_and_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(lengths, "study_families", partial(study_families, effort=QUICK))
 
 
-def test_fit_prints_tables_and_writes_a_plot(parquet: Path) -> None:
+def test_fit_prints_a_row_for_each_group(parquet: Path) -> None:
     result = runner.invoke(lengths.app, ["fit", str(parquet), "--by", "corpus"])
     assert result.exit_code == 0, result.output
-    assert "60.3 %" in result.stdout
     assert "DollyDataset" in result.stdout
-    assert Path("lengths-fit.png").is_file()
+    assert "19 of 20 rows have 3 clean samples" in " ".join(result.stdout.split())
 
 
 def test_fit_prints_json_and_nothing_else_on_stdout(parquet: Path) -> None:
-    options = ["--by", "none", "--llm", "owner/a", "--json", "--plot", "x.png"]
-    result = runner.invoke(lengths.app, ["fit", str(parquet), *options])
+    result = runner.invoke(lengths.app, ["fit", str(parquet), "--by", "none", "--llm", "owner/a", "--json"])
     found = json.loads(result.stdout)
-    assert [group["group"] for group in found["groups"]] == ["all"]
-    assert found["rows"] == 8  # of ten; one row is constant, one is degenerate
-    assert Path("x.png").is_file()
+    assert [(group["group"], group["rows"], group["fitted"]) for group in found["groups"]] == [("all", 10, 9)]
 
 
 def test_fit_works_with_the_packaged_sample() -> None:
-    result = runner.invoke(lengths.app, ["fit", "castillo", "--sample", "5", "--no-plot", "--by", "llm"])
+    result = runner.invoke(lengths.app, ["fit", "castillo", "--sample", "5", "--by", "llm"])
     assert result.exit_code == 0, result.output
     assert "sample that ships with the package" in result.stderr
-    assert not Path("lengths-fit.png").exists()
 
 
 def test_a_missing_source_is_an_error() -> None:

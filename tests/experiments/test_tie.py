@@ -44,7 +44,8 @@ from lengthwise.errors import InputError
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import LengthSamples, load_castillo
-from tests.experiments.samples import check_output, made_up
+from tests.experiments.samples import check_output
+from tests.workloads.made_samples import made_up
 
 NORMAL = norm.ppf((np.arange(200_000) + 0.5) / 200_000)
 

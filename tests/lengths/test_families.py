@@ -7,7 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import integrate, stats
 
-from lengthwise.lengths.families import FAMILIES, GAMMA, GEV, LOGNORMAL, LOGT, WEIBULL, Family, logt_family
+from experiments.length_families.families import FAMILIES, GAMMA, GEV, WEIBULL
+from lengthwise.lengths.families import LOGNORMAL, LOGT, Family, logt_family
 
 X = np.array([[3.0, 40.0, 333.0, 2500.0, 14_000.0]])
 CASES: list[tuple[Family, list[float], object]] = [

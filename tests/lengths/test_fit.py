@@ -7,8 +7,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from experiments.length_families.families import FAMILIES, GAMMA, GEV, LOGT_FREE, WEIBULL
 from lengthwise.errors import InputError
-from lengthwise.lengths.families import FAMILIES, GAMMA, GEV, LOGNORMAL, LOGT, LOGT_FREE, WEIBULL, Family
+from lengthwise.lengths.families import LOGNORMAL, LOGT, Family
 from lengthwise.lengths.fit import fit_logt, fit_rows
 
 FINE = 0.01  # tokens: for lengths of hundreds this is a continuous quantity

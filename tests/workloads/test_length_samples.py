@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lengthwise.errors import InputError
 from lengthwise.llm_names import resolve_llm
 from lengthwise.workloads import LengthSamples, load_castillo
+from tests.workloads.made_samples import made_up
 
 KNOWN = (
     "meta-llama/Llama-3.1-8B-Instruct",
@@ -180,3 +181,8 @@ def test_an_incomplete_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "s.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match=r"s\.parquet: is not a complete Parquet file"):
         LengthSamples.read(tmp_path / "s.parquet")
+
+
+def test_drawing_prompts_keeps_all_their_rows() -> None:
+    assert len(made_up().draw_prompts(7, seed=1)) == 14
+    assert len(made_up().draw_prompts(10_000, seed=1)) == 120

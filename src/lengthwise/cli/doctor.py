@@ -54,7 +54,7 @@ PARTS = (
     ),
     Part("starlette", "serve, shadow", _extra("serve")),
     Part("httptools", "serve, shadow, replay, collect, engine fit", _extra("serve")),
-    Part("matplotlib", "figures: lengths fit, workload describe", _extra("reports")),
+    Part("matplotlib", "still figures, in Python and in experiments", _extra("reports")),
     Part("plotly", "HTML reports: --report of any command", _extra("reports")),
     Part("huggingface-hub", "CASTILLO by its hub name instead of a local copy", "pip install huggingface-hub"),
     Part("torch", "train, engine", _extra("train")),

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from lengthwise.cli.output import AsJson, NoPlot, OnlyCorpus, OnlyLlm, SampleSource, note, show
+from lengthwise.cli.output import AsJson, OnlyCorpus, OnlyLlm, SampleSource, note, show
 from lengthwise.errors import InputError
-from lengthwise.reports.length_families import draw, tables
-from lengthwise.reports.page import Document
+from lengthwise.reports.length_fits import By, fit_groups, length_fits_document
 from lengthwise.reports.progress import late_bar
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.datasets import PACKAGED
-from lengthwise.workloads.length_families import sample_prompts, study_families
 from lengthwise.workloads.traces import SAMPLE_ONLY
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Distributions of observed answer lengths.")
@@ -28,32 +26,27 @@ def _group() -> None:
 @app.command()
 def fit(
     source: SampleSource,
-    by: Annotated[Literal["llm", "corpus", "none"], typer.Option(help="Also show each group.")] = "llm",
+    by: Annotated[By, typer.Option(help="Also show each group.")] = "llm",
     llm: OnlyLlm = None,
     corpus: OnlyCorpus = None,
     split: Annotated[list[str] | None, typer.Option(help="Only this split; repeatable.")] = None,
     sample: Annotated[int | None, typer.Option(help="Only this many prompts, drawn at random.", min=1)] = None,
-    plot: Annotated[Path, typer.Option(help="File for the figure.")] = Path("lengths-fit.png"),
-    no_plot: NoPlot = False,
     as_json: AsJson = False,
-    seed: Annotated[int, typer.Option(help="Seed of bootstrap, simulation and --sample.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of --sample.")] = 0,
 ) -> None:
-    """Compare families on observed answer lengths: log-t, log-normal, Weibull, gamma and GEV.
+    """Describe observed answer lengths, and fit log-t and log-normal to those of each prompt.
 
-    Prints KS tests (as in TIE, and corrected for refitting), held-out likelihood, tail estimates, and the power of
-    these tests at ten samples per prompt.
+    Prints mean and spread, the median of the fitted parameters, and which of the two fits better, for all rows and for
+    each group.
 
     Example: `lengthwise lengths fit castillo --by llm`
     """
     samples = load_samples(source).where(llm=llm or None, corpus=corpus or None, split=split or None)
     if sample is not None:
-        samples = sample_prompts(samples, sample, seed)
+        samples = samples.draw_prompts(sample, seed)
     with late_bar() as report:
-        result = study_families(samples, by=by, seed=seed, report=report)
-    show(Document("", tables(result), result), as_json=as_json)
-    if not no_plot:
-        draw(result, plot)
-        typer.echo(f"figure: {plot}", err=as_json)
+        found = fit_groups(samples, by=by, report=report)
+    show(length_fits_document(found, samples.origin, by), as_json=as_json)
 
 
 def load_samples(source: str) -> LengthSamples:

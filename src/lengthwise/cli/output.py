@@ -27,7 +27,6 @@ SampleSource = Annotated[
 ]
 OnlyLlm = Annotated[list[str] | None, typer.Option(help="Only this LLM; repeatable.")]
 OnlyCorpus = Annotated[list[str] | None, typer.Option(help="Only this corpus; repeatable.")]
-NoPlot = Annotated[bool, typer.Option("--no-plot", help="Tables only.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for engines that do not answer yet.")]
 
 

@@ -12,12 +12,9 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from lengthwise.cli.lengths import load_samples
 from lengthwise.cli.model_options import options_from
-from lengthwise.cli.output import AsJson, NoPlot, note, show
+from lengthwise.cli.output import AsJson, note
 from lengthwise.errors import InputError
-from lengthwise.reports.castillo_profile import draw, profile_castillo, tables
-from lengthwise.reports.page import Document
 from lengthwise.workloads import (
     DiscreteLengths,
     Workload,
@@ -217,26 +214,19 @@ def trace(
 
 @app.command()
 def describe(
-    source: Annotated[
-        str, typer.Argument(help="`castillo`, a name from `lengthwise traces list`, or a workload file.")
-    ],
-    plot: Annotated[Path, typer.Option(help="File for the figure (castillo only).")] = Path("castillo.png"),
-    no_plot: NoPlot = False,
+    source: Annotated[str, typer.Argument(help="A name from `lengthwise traces list`, or a workload file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Describe a workload: arrivals and lengths. For CASTILLO, print table 1 and draw figures 1 to 4 of its paper.
+    """Describe a workload: arrivals and lengths.
 
-    Example: `lengthwise workload describe castillo`
+    Example: `lengthwise workload describe azure_sample`
     """
-    if source != "castillo":
-        workload = load_trace(source, need_arrivals=False)
-        print_facts(workload, facts(workload), {}, as_json=as_json)
-        return
-    profile = profile_castillo(load_samples(source))
-    show(Document("", tables(profile), profile.summary()), as_json=as_json)
-    if not no_plot:
-        draw(profile, plot)
-        typer.echo(f"figure: {plot}", err=as_json)
+    if source == "castillo":
+        raise InputError(
+            "is length samples, not a workload", source=source, hint="use `lengthwise lengths fit castillo`"
+        )
+    workload = load_trace(source, need_arrivals=False)
+    print_facts(workload, facts(workload), {}, as_json=as_json)
 
 
 def facts(workload: Workload) -> dict[str, Any]:

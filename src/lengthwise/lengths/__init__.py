@@ -1,4 +1,4 @@
-"""Length distributions of answers: values, fitting and goodness of fit. Pure mathematics, no files."""
+"""Length distributions of answers: values and fitting. Pure mathematics, no files."""
 
 from lengthwise.lengths.columns import LogTColumns
 from lengthwise.lengths.distributions import (
@@ -14,12 +14,10 @@ from lengthwise.lengths.distributions import (
     Remaining,
     wide_prior,
 )
-from lengthwise.lengths.families import FAMILIES
 from lengthwise.lengths.fit import fit_logt, fit_rows
 
 __all__ = [
     "DEFAULT_CAP",
-    "FAMILIES",
     "OUTLIVED_BELOW",
     "TIE_NU",
     "After",

@@ -164,6 +164,18 @@ class LengthSamples:
         place = np.searchsorted(edges, self._prompt_uniforms(seed), side="right")
         return {name: self._rows(place == i) for i, name in enumerate(fractions)}
 
+    def prompt_numbers(self) -> NDArray[np.int64]:
+        """A number per row, equal for all rows of a prompt; ids are unique inside a corpus only."""
+        columns = (self.table[name].to_pylist() for name in ("corpus", "prompt_id"))
+        keys = np.array(["\n".join(key) for key in zip(*columns, strict=True)])
+        return np.unique(keys, return_inverse=True)[1]
+
+    def draw_prompts(self, count: int, seed: int) -> LengthSamples:
+        """Return all rows of `count` prompts drawn at random, or of all prompts if there are fewer."""
+        prompt = self.prompt_numbers()
+        drawn = np.random.default_rng(seed).permutation(np.unique(prompt))[:count]
+        return self._rows(np.isin(prompt, drawn))
+
     def _prompt_uniforms(self, seed: int) -> NDArray[np.float64]:
         """A number in [0, 1) per row, the same for every row of one prompt."""
         key = pc.binary_join_element_wise(self.table["corpus"], self.table["prompt_id"], "\n")

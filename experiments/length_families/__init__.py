@@ -1,22 +1,26 @@
 """Which family do answer lengths follow: log-t, log-normal, Weibull, gamma or GEV?
 
 KS tests as in TIE (arXiv 2604.00499) and with refitting accounted for, held-out likelihood, the tail, and the power of
-so few samples per prompt. The same analysis as `lengthwise lengths fit castillo`.
+so few samples per prompt. `--set source=FILE` reads other length samples, such as those of `lengthwise collect`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from experiments.length_families.analysis import By, Effort, LengthFamilies, study_families
+from experiments.length_families.report import draw, tables
 from experiments.study import Run, Study
-from lengthwise.reports.length_families import draw, tables
-from lengthwise.workloads.length_families import By, Effort, LengthFamilies, sample_prompts, study_families
+from lengthwise.workloads import LengthSamples
 
 
 @dataclass(frozen=True)
 class LengthFamiliesGrid:
     """The rows and the effort."""
 
+    source: Path | None = None
+    """A Parquet file of length samples; None for CASTILLO."""
     by: By = "llm"
     prompts: int | None = None
     """Prompts drawn at random; None for all."""
@@ -26,9 +30,9 @@ class LengthFamiliesGrid:
 
 def measure(run: Run, grid: LengthFamiliesGrid) -> LengthFamilies:
     """Fit every family to every prompt's lengths."""
-    samples = run.castillo()
+    samples = run.castillo() if grid.source is None else LengthSamples.read(grid.source)
     if grid.prompts is not None:
-        samples = sample_prompts(samples, grid.prompts, grid.seed)
+        samples = samples.draw_prompts(grid.prompts, grid.seed)
     effort = Effort(critical_draws=grid.critical_draws)
     return study_families(samples, by=grid.by, seed=grid.seed, effort=effort, report=run.report)
 

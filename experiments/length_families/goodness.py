@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT, Family
+from experiments.length_families.families import FAMILIES
+from lengthwise.lengths.families import LOGNORMAL, LOGT, Family
 from lengthwise.lengths.fit import RowFits, fit_rows
 
 Array = NDArray[np.float64]

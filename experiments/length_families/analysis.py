@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.errors import InputError
-from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT, LOGT_FREE, Family
-from lengthwise.lengths.fit import RowFits, fit_rows
-from lengthwise.lengths.goodness import (
+from experiments.length_families.families import FAMILIES, LOGT_FREE
+from experiments.length_families.goodness import (
     ConfidenceInterval,
     HeldOut,
     Hill,
@@ -28,11 +26,14 @@ from lengthwise.lengths.goodness import (
     survival,
     unround,
 )
+from experiments.study import Report
+from lengthwise.errors import InputError
+from lengthwise.lengths.families import LOGNORMAL, LOGT, Family
+from lengthwise.lengths.fit import RowFits, fit_rows
 from lengthwise.workloads.length_samples import LengthSamples
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Report = Callable[[str, float], None]
 
 DEEP_SHARE: Final = 0.01
 """The Hill estimate in tables uses this share of the values, the largest ones."""
@@ -238,14 +239,6 @@ def study_families(
     )
 
 
-def sample_prompts(samples: LengthSamples, count: int, seed: int) -> LengthSamples:
-    """Select all rows of `count` prompts drawn at random, or of all prompts if there are fewer."""
-    prompt = _prompts(samples)
-    prompts = np.unique(prompt)
-    drawn = np.random.default_rng(seed).permutation(prompts)[:count]
-    return replace(samples, table=samples.table.filter(np.isin(prompt, drawn)))
-
-
 class _Stage:
     """Convert finished rows to a fraction of the study."""
 
@@ -282,14 +275,7 @@ def _select(samples: LengthSamples, by: By) -> tuple[_Rows, dict[str, int]]:
     group = np.full(len(llm), "all", object)
     if by != "none":
         group = np.array(samples.table[by].to_pylist(), object)[keep]
-    return _Rows(lengths[keep], clean[keep], _prompts(samples)[keep], llm, group), left_out
-
-
-def _prompts(samples: LengthSamples) -> NDArray[np.int64]:
-    """Return a number per row, equal for all rows of a prompt; ids are unique inside a corpus only."""
-    columns = (samples.table[name].to_pylist() for name in ("corpus", "prompt_id"))
-    keys = np.array(["\n".join(key) for key in zip(*columns, strict=True)])
-    return np.unique(keys, return_inverse=True)[1]
+    return _Rows(lengths[keep], clean[keep], samples.prompt_numbers()[keep], llm, group), left_out
 
 
 def _groups(rows: _Rows) -> list[tuple[str, Mask]]:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT, Family
-from lengthwise.lengths.fit import fit_rows
-from lengthwise.lengths.goodness import (
+from experiments.length_families.families import FAMILIES
+from experiments.length_families.goodness import (
     held_out,
     hill,
     ks_critical,
@@ -21,6 +20,8 @@ from lengthwise.lengths.goodness import (
     survival,
     unround,
 )
+from lengthwise.lengths.families import LOGNORMAL, LOGT, Family
+from lengthwise.lengths.fit import fit_rows
 
 RNG_SEED = 5
 TYPICAL = np.tile([5.8, 0.2, 3.5], (600, 1))

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lengthwise.reports.castillo_profile import PAPER_TABLE_1, draw, profile_castillo, tables, trimmed
-from tests.experiments.samples import made_up
+from experiments.castillo_profile import PAPER_TABLE_1, STUDY, draw, profile_castillo, tables, trimmed
+from experiments.study import Run
+from lengthwise.simulator.tasks import ResultCache
+from tests.experiments.samples import check_output
+from tests.workloads.made_samples import made_up
 
 LLMS = ("meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "mistralai/Mixtral-8x7B")
 
@@ -52,3 +55,10 @@ def test_the_figure_is_an_image(tmp_path: Path) -> None:
     path = tmp_path / "castillo.png"
     draw(profile_castillo(made_up(prompts=20, llms=LLMS)), path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_study_shows_table_1_and_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
+    output = STUDY.output(STUDY.measure(Run(ResultCache(tmp_path / "cache")), STUDY.grid))
+    check_output(output)
+    assert ("", "paper", "974", "153.5") in [tuple(row[:4]) for row in output.tables[0].rows]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from experiments.length_families.analysis import NUS, PAPER_PASS, GroupResult, LengthFamilies, Tail
+from experiments.length_families.goodness import ConfidenceInterval, Power
 from lengthwise.lengths.families import LOGNORMAL, LOGT
-from lengthwise.lengths.goodness import ConfidenceInterval, Power
 from lengthwise.reports.figures import (
     COLOURS,
     GREY,
@@ -23,7 +24,6 @@ from lengthwise.reports.figures import (
     short_name,
 )
 from lengthwise.reports.tables import Table, share, signed
-from lengthwise.workloads.length_families import NUS, PAPER_PASS, GroupResult, LengthFamilies, Tail
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes

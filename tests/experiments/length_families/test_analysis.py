@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from experiments.length_families import STUDY, LengthFamiliesGrid, measure
+from experiments.length_families.analysis import LengthFamilies, study_families
+from experiments.length_families.families import FAMILIES
+from experiments.length_families.report import draw, tables
 from experiments.study import Run
 from lengthwise.errors import InputError
-from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT
-from lengthwise.reports.length_families import draw, tables
+from lengthwise.lengths.families import LOGNORMAL, LOGT
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.length_families import LengthFamilies, sample_prompts, study_families
-from tests.experiments.samples import QUICK, check_output, made_up
+from tests.experiments.samples import QUICK, check_output
+from tests.workloads.made_samples import made_up
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +90,6 @@ def test_rows_without_a_spread_are_an_error() -> None:
     constant = made_up(prompts=3, llms=("owner/a",)).table.slice(0, 1)
     with pytest.raises(InputError, match="no row has 6 clean samples of different lengths"):
         study_families(LengthSamples.from_table(constant, origin="made up"))
-
-
-def test_drawing_prompts_keeps_all_their_rows() -> None:
-    few = sample_prompts(made_up(), 7, seed=1)
-    assert len(few) == 14
-    assert len(sample_prompts(made_up(), 10_000, seed=1)) == 120
 
 
 def test_tables_show_ours_beside_the_papers(result: LengthFamilies) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.study import Study
 from lengthwise.reports.figures import COLOURS, boxes, describe, figure, save, short_name
 from lengthwise.reports.tables import Table, share
 from lengthwise.workloads import LengthSamples
@@ -87,11 +88,6 @@ class CastilloProfile:
     means: Mapping[str, Array]
     """Mean of each row's samples by LLM, degenerate ones included, as in the paper."""
     stds: Mapping[str, Array]
-
-    def summary(self) -> dict[str, object]:
-        """Return all fields except the raw values of the figure."""
-        raw = ("lengths", "means", "stds")
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in raw}
 
 
 def trimmed(values: Array) -> Array:
@@ -248,3 +244,24 @@ def _by_llm(axes: Axes, values: Mapping[str, Array], title: str) -> None:
     boxes(axes, {short_name(llm): trimmed(data) for llm, data in values.items()})
     axes.set_xlim(left=0)
     describe(axes, title, x="tokens")
+
+
+@dataclass(frozen=True)
+class CastilloProfileGrid:
+    """All of CASTILLO."""
+
+
+STUDY: Study[CastilloProfileGrid, CastilloProfile] = Study(
+    name="castillo_profile",
+    title="CASTILLO as its paper describes it",
+    question="Are CASTILLO's rows those that its paper describes?",
+    paper="CASTILLO, table 1, figures 1 to 4",
+    source="CASTILLO",
+    grid=CastilloProfileGrid(),
+    quick=CastilloProfileGrid(),
+    minutes=(0.2, 0.2),
+    serial=True,
+    measure=lambda run, _: profile_castillo(run.castillo()),
+    tables=tables,
+    draw=draw,
+)
