@@ -15,7 +15,7 @@ import pyarrow as pa
 from benchmarks import options
 from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, draw, load_prompts
 from lengthwise.intervals import over_seeds
-from lengthwise.reports.runs import multiple
+from lengthwise.reports.tables import multiple
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.simulator.predictions import predict_workload
 

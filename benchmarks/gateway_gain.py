@@ -36,7 +36,7 @@ from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, draw, load
 from lengthwise.client.load import LoadPlan, LoadReport, run_load
 from lengthwise.client.simulated_server import SimulatedEngines
 from lengthwise.intervals import over_pairs
-from lengthwise.reports.runs import multiple
+from lengthwise.reports.tables import multiple
 from lengthwise.simulator import Fleet, measure_capacity, simulate
 from lengthwise.workloads import Workload
 

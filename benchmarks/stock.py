@@ -23,7 +23,7 @@ from lengthwise.bench.run import BenchServer, capacity
 from lengthwise.client.client import EngineClient
 from lengthwise.client.load import LoadPlan, LoadReport, run_load
 from lengthwise.intervals import over_pairs
-from lengthwise.reports.runs import multiple
+from lengthwise.reports.tables import multiple
 from lengthwise.vllm.bench_switch import TOKEN_VARIABLE
 from lengthwise.workloads import Workload
 

@@ -19,8 +19,8 @@ import numpy as np
 from experiments.study import Call, Run, SeededGrid, SeedResults, Study, sections
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
-from lengthwise.reports.runs import NAMES, multiple, seconds
-from lengthwise.reports.tables import Table
+from lengthwise.reports.runs import NAMES
+from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.simulator import (
     Capacity,
     Fleet,

@@ -30,8 +30,7 @@ from lengthwise.intervals import Ratio, draw_counts, interval
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import LOGNORMAL, logt_family
 from lengthwise.lengths.fit import fit_rows
-from lengthwise.reports.runs import multiple
-from lengthwise.reports.tables import Table
+from lengthwise.reports.tables import Table, multiple
 from lengthwise.workloads import LengthSamples
 
 Floats = NDArray[np.float64]

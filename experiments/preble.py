@@ -42,8 +42,7 @@ from experiments.study import Call, Claim, Run, SeededGrid, SeedResults, Study, 
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports.figures import COLOURS, figure, legend, log_tokens, save
-from lengthwise.reports.runs import multiple, seconds
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.tables import Table, multiple, seconds, share
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.simulator.tasks import CapacityTask, Setting
 from lengthwise.workloads.datasets import PACKAGED

@@ -35,8 +35,7 @@ from experiments.routing import (
 )
 from experiments.study import Call, Claim, Run, SeededGrid, Study, sections
 from lengthwise.intervals import Ratio
-from lengthwise.reports.runs import multiple, seconds
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.tables import Table, multiple, seconds, share
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.simulator.routing import routing_time_s
 from lengthwise.simulator.tasks import Setting

@@ -22,8 +22,7 @@ from experiments.routing import VARIED, Cell, Place, React, Routing, Shared, rou
 from experiments.study import Run, SeededGrid, Study, sections
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
-from lengthwise.reports.runs import multiple, seconds
-from lengthwise.reports.tables import Table
+from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.simulator import Fleet
 from lengthwise.simulator.tasks import CapacityTask, CellTask, Setting, WorkloadSource
 from lengthwise.workloads import Workload, load_trace

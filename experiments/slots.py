@@ -17,8 +17,7 @@ import numpy as np
 
 from experiments.frontier import LLM, Gains, figures, load_samples, predictions_of
 from experiments.study import Call, Run, SeededGrid, Study, table_of
-from lengthwise.reports.runs import multiple
-from lengthwise.reports.tables import Table
+from lengthwise.reports.tables import Table, multiple
 from lengthwise.simulator import EngineSpec, Fleet, measure_capacity, simulate
 from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.fit import StepTimes, engine_spec, fit_cost

@@ -54,8 +54,8 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.reports.page import Figure, Origin, command_line, html_page
-from lengthwise.reports.runs import multiple
-from lengthwise.reports.tables import Table, to_json
+from lengthwise.reports.tables import Table, multiple, to_json
+from lengthwise.reports.verdict import Verdict
 from lengthwise.simulator import RequestPredictions, predict_workload
 from lengthwise.simulator.tasks import (
     ResultCache,
@@ -167,7 +167,12 @@ class Output:
         images = None if self.figures else self.images
         origin = Origin.here(seed=seed, command=command_line(["python", "-m", "experiments", *sys.argv[1:]]))
         return html_page(
-            self.title, self.tables, verdict=self.verdict, origin=origin, figures=self.figures, pictures=images
+            self.title,
+            self.tables,
+            verdict=Verdict.of(self.verdict),
+            origin=origin,
+            figures=self.figures,
+            pictures=images,
         )
 
     def to_cache(self) -> dict[str, Any]:

@@ -35,8 +35,7 @@ from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import logt_family
 from lengthwise.lengths.fit import fit_rows
 from lengthwise.predictors.encoder import mu_and_sigma
-from lengthwise.reports.runs import multiple, seconds
-from lengthwise.reports.tables import Table
+from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.simulator import RequestPredictions, predict_workload
 from lengthwise.simulator.grid import Cell, Grid, Measure, Plan, run_grid
 from lengthwise.traffic.scores import kendall_tau

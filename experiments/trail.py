@@ -30,8 +30,7 @@ from lengthwise.policies.base import Numbers
 from lengthwise.policies.preemptive import Srpt
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.predictors.probe import DEFAULT, load_probe
-from lengthwise.reports.runs import seconds
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.tables import Table, seconds, share
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.simulator.cluster import at_rate
 from lengthwise.training.probe.errors_by_age import error_ratio

@@ -25,10 +25,11 @@ from experiments.tie.study import (
 )
 from experiments.tie.traffic import AS_IN_PAPER, weighted_score
 from lengthwise.intervals import over_seeds
+from lengthwise.reports.latency_figures import latency_by_load
 from lengthwise.reports.page import Figure, axes, axis, panel
-from lengthwise.reports.runs import latency_by_load, multiple, predictor_label, seconds
+from lengthwise.reports.runs import predictor_label
 from lengthwise.reports.simulation import runs_of
-from lengthwise.reports.tables import Table
+from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.simulator.grid import Cell, Grid, Measure, Statistic
 from lengthwise.simulator.predictions import RequestPredictions
 

@@ -32,7 +32,7 @@ def test_ratios_are_within_blocks_so_the_speed_of_the_machine_cancels(tmp_path: 
     assert ours.tau == pytest.approx(1.0)
     noise = next(each for each in result.arms if each.arm == Arm(FCFS, copy=1))
     assert noise.ratios["mean"].ratio == pytest.approx(1.0)
-    assert result.verdict.startswith("Turn it on: sjf, fast has 0.80")
+    assert result.verdict.headline.startswith("Turn it on: sjf, fast has 0.80")
 
 
 def test_the_verdict_is_negative_without_a_gain_and_names_the_tail(tmp_path: Path) -> None:
@@ -45,8 +45,10 @@ def test_the_verdict_is_negative_without_a_gain_and_names_the_tail(tmp_path: Pat
         return e2e if arm.policy == FCFS else np.where(e2e < np.quantile(e2e, 0.95), 0.5 * e2e, 2 * e2e)
 
     arms = (Arm(FCFS), Arm("sjf", "fast"))
-    assert analyse(measured(tmp_path / "worse", arms, 3, worse)).verdict.startswith("Not worth it here")
-    assert analyse(measured(tmp_path / "tail", arms, 3, tail)).verdict.startswith("Turn it on only if the tail")
+    assert analyse(measured(tmp_path / "worse", arms, 3, worse)).verdict.headline.startswith("Not worth it here")
+    assert analyse(measured(tmp_path / "tail", arms, 3, tail)).verdict.headline.startswith(
+        "Turn it on only if the tail"
+    )
 
 
 def test_tables_and_page_show_every_arm_and_the_verdict(tmp_path: Path) -> None:

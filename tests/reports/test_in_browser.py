@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lengthwise.reports.latency_figures import figures
 from lengthwise.reports.page import Origin
-from lengthwise.reports.runs import figures
 from lengthwise.reports.simulation import grid_document, runs_of
 from tests.reports.browser import inspect
 from tests.reports.test_simulation import grid

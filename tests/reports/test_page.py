@@ -6,6 +6,7 @@ import pytest
 
 from lengthwise.reports.page import COLOURS, Figure, Origin, colours, command_line, html_page
 from lengthwise.reports.tables import Table
+from lengthwise.reports.verdict import Verdict
 
 ORIGIN = Origin("lengthwise simulate castillo", "0.1.0", "2026-01-01 00:00 UTC", "8 cores", "3")
 
@@ -14,7 +15,7 @@ def test_the_page_has_verdict_origin_figures_tables_and_the_command_in_this_orde
     page = html_page(
         "w on f",
         [Table("Numbers", ("a",), [["1"]])],
-        verdict="It helps.",
+        verdict=Verdict("It helps."),
         origin=ORIGIN,
         figures=[Figure("Chart", "", [], {})],
     )

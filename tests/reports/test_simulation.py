@@ -9,9 +9,10 @@ from functools import cache
 import pytest
 
 from lengthwise.intervals import Ratio
-from lengthwise.reports.runs import ReportedRun, figures, multiple, seconds
+from lengthwise.reports.latency_figures import figures
+from lengthwise.reports.runs import ReportedRun
 from lengthwise.reports.simulation import facts, grid_document, runs_of, tables
-from lengthwise.reports.tables import to_json
+from lengthwise.reports.tables import multiple, seconds, to_json
 from lengthwise.simulator.grid import Grid, Plan, run_grid
 from lengthwise.workloads import redraw
 from tests.simulator.builders import UNEVEN, fleet, requests

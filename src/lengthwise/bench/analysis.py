@@ -21,13 +21,10 @@ from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, draw_pairs, interval, over_pairs
-from lengthwise.reports.runs import judge, multiple, price
+from lengthwise.reports.verdict import MeasuredGain, Verdict, on_measured
 from lengthwise.simulator.metrics import Summary, summarise
 
 Floats = NDArray[np.float64]
-
-_ADVICE: Final = {"gain": "Turn it on", "gain, worse tail": "Turn it on only if the tail may grow"}
-_NO: Final = "Not worth it here"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +102,7 @@ class BenchResult:
 
     settings: Mapping[str, Any]
     arms: Sequence[ArmResult]
-    verdict: str
+    verdict: Verdict
     hours: float
 
     def arm(self, kind: str, policy: str, predictor: str) -> ArmResult:
@@ -208,20 +205,16 @@ def _tau(episodes: Any) -> float:  # an iterable of EpisodeRows
     return float(np.mean(taus)) if taus else math.nan
 
 
-def verdict(arms: Sequence[ArmResult]) -> str:
+def verdict(arms: Sequence[ArmResult]) -> Verdict:
     """Return in words whether a policy is worth turning on, judged by the arms that a server can have."""
     kinds = [each.kind for each in arms]
     kind = "burst" if "burst" in kinds else next((each for each in kinds if each != "backlog"), "backlog")
     able = [each for each in arms if each.kind == kind and each.arm.policy != FCFS and each.arm.predictor != ORACLE]
-    if not able:
-        return "Nothing to judge: only true lengths were measured."
-    best = min(able, key=lambda each: price(each.ratios["mean"], each.ratios["p99"]))
-    mean, per_token, p99 = (best.ratios[name] for name in ("mean", "per_token", "p99"))
-    return (
-        f"{_ADVICE.get(judge(mean, p99), _NO)}: {best.arm.label} has {multiple(mean, 2)} times the mean E2E of fcfs, "
-        f"{multiple(per_token, 2)} times its latency per token and {multiple(p99, 2)} times its p99 E2E "
-        f"({kind}, {best.blocks} blocks)."
-    )
+    gains = [
+        MeasuredGain(each.arm.label, each.ratios["mean"], each.ratios["per_token"], each.ratios["p99"], each.blocks)
+        for each in able
+    ]
+    return on_measured(gains, kind)
 
 
 def times(ratio: Ratio) -> str:

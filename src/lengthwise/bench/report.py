@@ -13,9 +13,10 @@ from lengthwise.bench.episodes import FCFS, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.intervals import Ratio
 from lengthwise.predictors.service import NO_PREDICTOR
+from lengthwise.reports.latency_figures import figures
 from lengthwise.reports.page import Document, Figure, Origin
-from lengthwise.reports.runs import ReportedRun, figures, multiple, pooled
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.runs import ReportedRun, pooled
+from lengthwise.reports.tables import Table, multiple, share
 
 _FIGURES = {"mean": "e2e_mean", "p99": "e2e_p99", "ttft": "ttft_mean", "per_token": "per_token_mean"}
 
@@ -97,7 +98,8 @@ def bench_document(result: BenchResult, store: BenchStore, origin: Origin) -> Do
         return figures([replace(run, place=run.level if several else "") for run in runs])
 
     how = Table("How this was measured", ["setting", "value"], _setting(result))
-    return Document("lengthwise bench", [*bench_tables(result), how], result, result.verdict, drawn, origin)
+    known = {**vars(result), "verdict": str(result.verdict)}
+    return Document("lengthwise bench", [*bench_tables(result), how], known, result.verdict, drawn, origin)
 
 
 def machine_of(result: BenchResult) -> str:

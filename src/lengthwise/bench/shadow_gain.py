@@ -30,10 +30,11 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, gain_captured
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, student
 from lengthwise.policies import make_policy
+from lengthwise.reports.latency_figures import figures
 from lengthwise.reports.page import Document, Origin
-from lengthwise.reports.runs import NAMES, ReportedRun, figures, multiple
-from lengthwise.reports.runs import verdict as runs_verdict
-from lengthwise.reports.tables import Table, number, share
+from lengthwise.reports.runs import NAMES, ReportedRun
+from lengthwise.reports.tables import Table, multiple, number, share
+from lengthwise.reports.verdict import Verdict, on_replay, replay_match
 from lengthwise.simulator import (
     EngineSpec,
     Fleet,
@@ -438,10 +439,6 @@ def _summary(traffic: ShadowTraffic, first_token: Floats, finish: Floats) -> Sum
     )
 
 
-_GOOD: Final = 0.1  # mismatch up to which ratios are quantitative
-_POOR: Final = 0.25  # and up to which they show a direction
-
-
 def tables(found: ShadowGain) -> list[Table]:
     """Return the tables of a report: match of the replay, gain, and accuracy of the predictions."""
     gain = [_match(found), _gain(found)]
@@ -475,10 +472,9 @@ def shadow_document(found: ShadowGain, origin: Origin | None = None) -> Document
     return Document(title, tables(found), found, shadow_verdict(found), lambda: figures(shadow_runs(found)), origin)
 
 
-def shadow_verdict(found: ShadowGain) -> str:
+def shadow_verdict(found: ShadowGain) -> Verdict:
     """Return in words what a policy would have gained, and whether the replay matches the measurement."""
-    match = _verdict(found)
-    return f"In a replay: {runs_verdict(shadow_runs(found))} {match[0].upper()}{match[1:]}."
+    return on_replay(shadow_runs(found), measured_s=found.measured.e2e_s.mean, replayed_s=found.fcfs.e2e_s.mean)
 
 
 def _match(found: ShadowGain) -> Table:
@@ -496,7 +492,7 @@ def _match(found: ShadowGain) -> Table:
 def _notes(found: ShadowGain) -> list[str]:
     spec, cost = found.engine.spec, found.engine.spec.cost
     seen = f"{found.replayed:,} of {found.requests:,} requests replayed, {found.duration_s:,.0f} s, {found.engine_url}"
-    notes = [seen, f"verdict: {_verdict(found)}"]
+    notes = [seen, f"verdict: {replay_match(found.measured.e2e_s.mean, found.fcfs.e2e_s.mean)}"]
     if found.engine.answers and isinstance(cost, StepCost):
         notes.append(
             f"engine fitted to {found.engine.answers:,} streamed answers: {1e3 * cost.decode_base:.3g} ms per step, "
@@ -514,16 +510,6 @@ def _notes(found: ShadowGain) -> list[str]:
     if found.counted_answers:
         notes.append(f"{found.counted_answers:,} answers: tokens counted by events, not reported by the engine")
     return notes
-
-
-def _verdict(found: ShadowGain) -> str:
-    off = abs(found.mismatch)
-    mismatch = f"the replayed mean E2E is {_off(found.measured.e2e_s.mean, found.fcfs.e2e_s.mean)} off"
-    if off <= _GOOD:
-        return f"{mismatch}: the ratios below can be read as they are"
-    if off <= _POOR:
-        return f"{mismatch}: read the ratios below as a direction, not as figures"
-    return f"{mismatch}: the ratios below say little; give an engine of `lengthwise engine fit` with --engine"
 
 
 def _gain(found: ShadowGain) -> Table:

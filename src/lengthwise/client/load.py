@@ -104,8 +104,16 @@ class LoadReport:
         """Inter-token latency over all tokens of all answers after their first."""
         return Spread.of(np.array([gap for sample in self.served for gap in sample.gaps_s], np.float64))
 
-    def met(self, slo: LatencyLimits) -> int:
-        """The number of requests served within the limits."""
+    def within(self, slo: LatencyLimits) -> float:
+        """The share of sent requests, failed ones too, that were served within the limits."""
+        return self._met(slo) / max(1, len(self.samples))
+
+    def goodput(self, slo: LatencyLimits) -> float:
+        """Requests per second of makespan that were served within the limits."""
+        makespan = self.summary().makespan_s
+        return self._met(slo) / makespan if makespan > 0 else 0.0
+
+    def _met(self, slo: LatencyLimits) -> int:
         return int(slo.met(**self._columns).sum())
 
     @property

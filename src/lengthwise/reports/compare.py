@@ -15,8 +15,8 @@ import numpy as np
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports.page import table_html
-from lengthwise.reports.runs import NAMES, multiple, seconds
-from lengthwise.reports.tables import Table
+from lengthwise.reports.runs import NAMES
+from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.simulator.cluster import as_fleet, as_predictions, as_workload
 from lengthwise.simulator.grid import COMPARED, Measure, Statistic, paired_ratio

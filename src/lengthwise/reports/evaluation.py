@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from lengthwise.reports.page import (
     tokens_axis,
 )
 from lengthwise.reports.tables import Table, number, share
+from lengthwise.reports.verdict import on_evaluation
 
 Scatter = Evaluation | TrafficEvaluation
 """Predicted and true lengths, and the calibration of the predictions."""
@@ -111,29 +111,14 @@ def _groups(
 
 def evaluation_document(found: Evaluation, origin: Origin | None = None) -> Document:
     """Return the document: which LLMs and lengths are predicted well, how wide the intervals are, where they fail."""
+    ours, constant, ceiling = (found.subjects[name].overall for name in (found.predictor, PER_LLM, CEILING))
     return Document(
         f"{found.predictor} on {found.rows:,} rows of {found.origin}",
         tables(found),
         found.to_dict(),
-        verdict(found),
+        on_evaluation(found.predictor, ours=ours, constant=constant, ceiling=ceiling),
         lambda: [by_length(found), calibration(found), _groups_figure(found)],
         origin,
-    )
-
-
-def verdict(found: Evaluation) -> str:
-    """Return in words how good the predictor is, beside a constant and the noise ceiling."""
-    ours, constant, ceiling = (found.subjects[name].overall for name in (found.predictor, PER_LLM, CEILING))
-    error = 1 - ours.mae_mean / constant.mae_mean
-    better = f"{100 * abs(error):.0f} % {'smaller' if error >= 0 else 'LARGER'} than that of a constant per LLM"
-    rank = (
-        "It does not rank prompts (tau is not defined)"
-        if math.isnan(ours.tau)
-        else f"It ranks prompts with tau {ours.tau:.2f} (the noise of sampling allows {ceiling.tau:.2f})"
-    )
-    return (
-        f"The error of {found.predictor} is {ours.mae_mean:,.0f} tokens, {better}. {rank}. "
-        f"Its 90 % interval holds {100 * ours.coverage_90:.0f} % of answers."
     )
 
 

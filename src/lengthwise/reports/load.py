@@ -9,12 +9,12 @@ from typing import Any
 
 from lengthwise.client.client import without_credentials
 from lengthwise.client.load import LoadReport
+from lengthwise.reports.latency_figures import figures
 from lengthwise.reports.page import Document, Origin
-from lengthwise.reports.runs import NAMES, ReportedRun, figures, seconds
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.runs import NAMES, ReportedRun
+from lengthwise.reports.tables import Table, seconds, share
+from lengthwise.reports.verdict import Verdict, on_load
 from lengthwise.simulator.metrics import LatencyLimits
-
-_ENOUGH = 0.99
 
 
 @dataclass(frozen=True)
@@ -26,33 +26,9 @@ class ReplayReport:
     slo: LatencyLimits
 
     @property
-    def verdict(self) -> str:
-        """Failures first, then goodput; over several rates, the highest at which 99 % are within the limits."""
-        dead = next((load for load in self.loads if load.stopped), None)
-        if dead is not None:
-            kinds = ", ".join(dead.errors)
-            return f"Stopped: the endpoint is dead ({kinds}); {len(dead.samples):,} of {dead.requests:,} requests sent."
-        failed = max(load.failed for load in self.loads)
-        lost = f"{share(failed)} of requests FAILED. " if failed else ""
-        if len(self.loads) == 1:
-            met = self.within(self.loads[0])
-            return (
-                f"{lost}{share(met)} of requests are within {self.slo}: {self.goodput(self.loads[0]):.3g} per second."
-            )
-        kept = [load for load in self.loads if self.within(load) >= _ENOUGH and math.isfinite(load.rate or math.inf)]
-        if not kept:
-            return f"{lost}At no rate are 99 % of requests within {self.slo}."
-        best = max(kept, key=lambda load: load.rate or 0.0)
-        return f"{lost}Up to {best.rate:.3g} requests/s, 99 % of requests are within {self.slo}."
-
-    def within(self, load: LoadReport) -> float:
-        """The share of sent requests, failed ones too, that were served within the limits."""
-        return load.met(self.slo) / max(1, len(load.samples))
-
-    def goodput(self, load: LoadReport) -> float:
-        """Requests per second of makespan that were served within the limits."""
-        makespan = load.summary().makespan_s
-        return load.met(self.slo) / makespan if makespan > 0 else 0.0
+    def verdict(self) -> Verdict:
+        """Failures and goodput in words."""
+        return on_load(self.loads, self.slo)
 
     def facts(self, load: LoadReport) -> dict[str, Any]:
         """Return the facts about one load, for JSON."""
@@ -73,8 +49,8 @@ class ReplayReport:
             "makespan_s": summary.makespan_s,
             "requests_per_s": summary.requests_per_s,
             "output_tokens_per_s": summary.output_tokens_per_s,
-            "within_slo": self.within(load),
-            "goodput_per_s": self.goodput(load),
+            "within_slo": load.within(self.slo),
+            "goodput_per_s": load.goodput(self.slo),
             **{measure: getattr(summary, measure) for measure in NAMES},
             "itl_s": load.itl_s,
         }
@@ -83,7 +59,7 @@ class ReplayReport:
         """Return everything for JSON: the facts of the only load, or those of every rate."""
         found = [self.facts(each) for each in self.loads]
         return {
-            "verdict": self.verdict,
+            "verdict": str(self.verdict),
             "workload": self.source,
             "slo": self.slo,
             **(found[0] if len(found) == 1 else {"rates": found}),
@@ -116,7 +92,7 @@ class ReplayReport:
         notes = [
             f"{summary.requests:,} of {load.requests:,} served in {summary.makespan_s:.1f} s by {load.model}",
             f"{summary.requests_per_s:.3g} requests/s, {summary.output_tokens_per_s:.4g} output tokens/s",
-            f"goodput {self.goodput(load):.3g} requests/s: {share(self.within(load))} within {self.slo}",
+            f"goodput {load.goodput(self.slo):.3g} requests/s: {share(load.within(self.slo))} within {self.slo}",
         ]
         return [Table("Latency", ["", "mean", "p50", "p90", "p99"], rows, [*notes, *_problems(load)])]
 
@@ -130,8 +106,8 @@ class ReplayReport:
                     f"{summary.requests_per_s:.3g}",
                     f"{summary.output_tokens_per_s:.4g}",
                     share(load.failed),
-                    share(self.within(load)),
-                    f"{self.goodput(load):.3g}",
+                    share(load.within(self.slo)),
+                    f"{load.goodput(self.slo):.3g}",
                     *(seconds(each) for each in (summary.ttft_s.mean, summary.ttft_s.p99)),
                     *(seconds(each) for each in (load.itl_s.p99, summary.e2e_s.mean, summary.e2e_s.p99)),
                 ]

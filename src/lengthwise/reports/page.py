@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-from lengthwise.intervals import Ratio
 from lengthwise.reports.tables import Table, to_json
+from lengthwise.reports.verdict import Verdict
 from lengthwise.version import package_version
+
+if TYPE_CHECKING:  # it loads SciPy, which takes longer than most commands
+    from lengthwise.intervals import Ratio
 
 _SECRET: Final = ("--api-key", "--token")
 _PASSWORD: Final = re.compile(r"://[^/@]+@")
@@ -97,7 +100,7 @@ class Document:
     title: str
     tables: Sequence[Table]
     facts: Any
-    verdict: str = ""
+    verdict: Verdict | None = None
     figures: Callable[[], Sequence[Figure]] = tuple
     """Called only for a page."""
     origin: Origin | None = None
@@ -111,7 +114,7 @@ def html_page(
     title: str,
     tables: Sequence[Table],
     *,
-    verdict: str = "",
+    verdict: Verdict | None = None,
     origin: Origin | None = None,
     figures: Sequence[Figure] = (),
     pictures: Mapping[str, str] | None = None,
@@ -128,13 +131,13 @@ def html_page(
         shown = [f"<script>{get_plotlyjs()}</script><script>{_DRAW}</script>", *drawn, *shown]
     body = "\n".join(table_html(table) for table in tables)
     subject = f'<p class="subject">{html.escape(title)}</p>' if verdict else ""
-    first, dot, rest = (verdict or title).partition(". ")
-    lead = f'<p class="lead">{html.escape(rest)}</p>' if rest else ""
+    verdict = verdict or Verdict(title)
+    lead = f'<p class="lead">{html.escape(verdict.lead)}</p>' if verdict.lead else ""
     again = "" if origin is None else _rerun(origin)
     facts = "" if origin is None else _origin(origin)
     return _PAGE.format(
         title=html.escape(title),
-        head=f"{subject}<h1>{html.escape(first)}{dot.strip()}</h1>{lead}{facts}",
+        head=f"{subject}<h1>{html.escape(verdict.headline)}</h1>{lead}{facts}",
         style=_STYLE,
         shown="\n".join(shown),
         tables=body,

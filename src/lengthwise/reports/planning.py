@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lengthwise.reports.latency_figures import figures, trace
 from lengthwise.reports.page import BASELINE_COLOUR, Document, Figure, Origin, axes, axis
-from lengthwise.reports.runs import COMPARED, NAMES, ReportedRun, figure_name, figures, predictor_label, seconds, trace
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.runs import COMPARED, NAMES, ReportedRun, figure_name, predictor_label
+from lengthwise.reports.tables import Table, seconds, share
+from lengthwise.reports.verdict import Verdict, engine_count, on_engines
 from lengthwise.simulator.grid import BASELINE, paired_ratio
 from lengthwise.simulator.metrics import TRUTH
 from lengthwise.simulator.planning import CapacitySearch, SeededPlan
@@ -34,41 +36,9 @@ class PlanReport:
         return len(self.plans[0].seeds)
 
     @property
-    def target(self) -> str:
-        """The limits in words."""
-        return f"{100 * self.search.attainment:g} % of requests within {self.search.slo}"
-
-    @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         """The fewest engines in words, beside those of fcfs."""
-        bound = (
-            "With TRUE LENGTHS, which no server has: " if any(plan.predictor == TRUTH for plan in self.plans) else ""
-        )
-        met = [plan for plan in self.plans if plan.engines is not None]
-        if not met:
-            best = max(self.plans, key=self._lowest)
-            reached = f"{best.policy} reaches {share(self._lowest(best))}{self._in_seeds('at the lowest of')}"
-            alone = "" if self.without_queue is None else f" Without any queue it would be {share(self.without_queue)}."
-            return f"{self.search.most} engines are not enough for {self.target}: {reached}.{alone}"
-        best = min(met, key=lambda plan: (plan.engines or 0, plan.policy != BASELINE))
-        base = next((plan for plan in self.plans if plan.policy == BASELINE), None)
-        serve = f"{_verb(best.engines, 'serve')} {self.target}{self._in_seeds('in all')}"
-        need = f"{_engines(best.engines)} under {best.policy} {serve}"
-        if base is None or best is base:
-            others = [plan.policy for plan in self.plans if plan is not best and plan.engines == best.engines]
-            same = f"; {', '.join(others)} {_verb(len(others), 'need')} as many" if others else ""
-            return f"{bound}{need}{same}."
-        if base.engines is None:
-            return f"{bound}{need}; under fcfs {self.search.most} are not enough."
-        fewer = 100 * (1 - (best.engines or 0) / base.engines)
-        return f"{bound}{need}; fcfs needs {base.engines} ({fewer:.0f} % fewer engines)."
-
-    def _in_seeds(self, words: str) -> str:
-        return f" {words} {self.seeds} seeds" if self.seeds > 1 else ""
-
-    def _lowest(self, plan: SeededPlan) -> float:
-        found = plan.attained(plan.engines or self.search.most)
-        return math.nan if found is None else found[0] if self.seeds == 1 else found[1]
+        return on_engines(self.search, self.plans, self.without_queue)
 
     def table(self) -> Table:
         """A row per policy."""
@@ -90,7 +60,7 @@ class PlanReport:
             )
         search = self.search
         notes = [
-            f"Target: {self.target}; refused requests are outside. One fewer: the share with one engine fewer.",
+            f"Target: {self.search.target}; refused requests are outside. One fewer: the share with one engine fewer.",
             f"{search.workload.name}: {len(search.workload):,} requests at {search.workload.rate:.3g}/s.",
             f"Engine {search.engine.name}, {search.engine.max_num_seqs} slots, router {search.router}; run to drain.",
             f"Shares: mean, lowest and highest of {self.seeds} seeds; P99 of the first. Engines: enough in all seeds; "
@@ -103,7 +73,7 @@ class PlanReport:
             notes.append(f"{', '.join(unsure)}: the interval holds the target; one engine more is the safe choice.")
         if self.without_queue is not None:
             notes.append(f"Without any queue {share(self.without_queue)} of requests are within the limits.")
-        if any(plan.predictor == TRUTH for plan in self.plans):
+        if any(plan.true_lengths for plan in self.plans):
             notes.append(f"TRUE LENGTHS: {TRUTH} uses the true output lengths, which no server has.")
         columns = ("policy", "predictor", "engines", "attained", "one fewer", "TTFT p99", "E2E p99")
         return Table("Fewest engines", columns, rows, notes, keys=2)
@@ -137,7 +107,7 @@ class PlanReport:
                 ReportedRun(
                     plan.policy,
                     plan.predictor,
-                    level=_engines(common),
+                    level=engine_count(common),
                     latency={measure: asdict(getattr(outcome.summary, measure)) for measure in NAMES},
                     over_fcfs=ratios,
                     profile=outcome.summary.profile,
@@ -166,15 +136,14 @@ class PlanReport:
         height = {"y0": self.search.attainment, "y1": self.search.attainment}
         layout["shapes"] = [{**line, **height, "line": {"dash": "dash", "width": 1, "color": BASELINE_COLOUR}}]
         bars = f"lowest to highest of {self.seeds} seeds" if self.seeds > 1 else "95 % interval"
-        text = (
-            f"The dashed line is the target: {self.target}. Only the counts with a mark were simulated; bars: {bars}."
-        )
+        text = f"The dashed line is the target: {self.search.target}. "
+        text += f"Only the counts with a mark were simulated; bars: {bars}."
         return Figure("How many engines are enough", text, data, layout)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plans for JSON."""
         return {
-            "verdict": self.verdict,
+            "verdict": str(self.verdict),
             "workload": self.search.workload.name,
             "content_hash": self.search.workload.content_hash,
             "requests": len(self.search.workload),
@@ -183,7 +152,7 @@ class PlanReport:
             "slo": self.search.slo,
             "attainment": self.search.attainment,
             "without_queue": self.without_queue,
-            **({"note": "TRUE LENGTHS"} if any(plan.predictor == TRUTH for plan in self.plans) else {}),
+            **({"note": "TRUE LENGTHS"} if any(plan.true_lengths for plan in self.plans) else {}),
             "seeds": self.seeds,
             "plans": [
                 {
@@ -226,11 +195,3 @@ def _range(shares: tuple[float, float, float] | None) -> str:
         return "–"
     mean, low, high = (f"{100 * each:.1f}" for each in shares)
     return f"{mean} %" if low == high else f"{mean} % [{low}, {high}]"
-
-
-def _verb(count: int | None, verb: str) -> str:
-    return f"{verb}s" if count == 1 else verb
-
-
-def _engines(count: int | None) -> str:
-    return "1 engine" if count == 1 else f"{count} engines"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lengthwise.intervals import Ratio
 from lengthwise.reports.page import COLOURS, Document, Figure, Origin, axes, axis, panel
 from lengthwise.reports.tables import Table, number, share
+from lengthwise.reports.verdict import on_probe
 from lengthwise.training.probe.errors_by_age import (
     BUCKETS,
     CONSTANT,
@@ -61,23 +63,14 @@ def tables(trained: Trained) -> list[Table]:
 
 def probe_document(trained: Trained, out: Path, origin: Origin | None = None) -> Document:
     """The poster's heatmaps, errors by tokens generated, then the tables; the probe is in `out`."""
+    prompt = next(score for score in trained.scores if score.name == PROMPT_ONLY)
     return Document(
         "TRAIL: the probe",
         tables(trained),
         {"out": str(out), **plain(trained)},
-        verdict(trained),
+        on_probe(Ratio(*prompt.over_joint), _PAPER_ERROR_RATIO),
         lambda: [_heatmaps(trained), _by_tokens(trained)],
         origin,
-    )
-
-
-def verdict(trained: Trained) -> str:
-    """Return in words how much the hidden states improve the prediction."""
-    prompt = next(score for score in trained.scores if score.name == PROMPT_ONLY)
-    ratio, low, high = prompt.over_joint
-    return (
-        f"The error of the prompt alone is {ratio:.2f} times that of the probe with it (95 % interval {low:.2f} to "
-        f"{high:.2f}); the paper has {_PAPER_ERROR_RATIO:g}."
     )
 
 

@@ -8,19 +8,11 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from lengthwise.intervals import Ratio, over_seeds
+from lengthwise.reports.latency_figures import figures
 from lengthwise.reports.page import Document, Origin
-from lengthwise.reports.runs import (
-    NAMES,
-    ReportedRun,
-    figure_name,
-    figures,
-    multiple,
-    pooled,
-    predictor_label,
-    seconds,
-    verdict,
-)
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.runs import NAMES, ReportedRun, figure_name, judged, pooled, predictor_label
+from lengthwise.reports.tables import Table, multiple, seconds, share
+from lengthwise.reports.verdict import on_policies
 from lengthwise.simulator.grid import (
     BASELINE,
     COMPARED,
@@ -332,7 +324,7 @@ def grid_document(grid: Grid, origin: Origin | None = None) -> Document:
     """Return the document of a grid."""
     runs = runs_of(grid)
     title, known = f"{grid.workload.name} on {grid.fleet}", {"origin": origin, **facts(grid)}
-    return Document(title, tables(grid), known, verdict(runs), lambda: figures(runs), origin)
+    return Document(title, tables(grid), known, on_policies(judged(runs)), lambda: figures(runs), origin)
 
 
 def sweep_runs(rows: Sequence[Mapping[str, Any]]) -> list[ReportedRun]:
@@ -360,4 +352,4 @@ def sweep_document(swept: SweepResult, origin: Origin | None = None) -> Document
     runs = sweep_runs(swept.rows)
     title = ", ".join(dict.fromkeys(run.place for run in runs))
     known = {"origin": origin, **asdict(swept)}
-    return Document(title, sweep_tables(swept.rows), known, verdict(runs), lambda: figures(runs), origin)
+    return Document(title, sweep_tables(swept.rows), known, on_policies(judged(runs)), lambda: figures(runs), origin)

@@ -11,23 +11,12 @@ from typing import Any, Final
 
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, over_seeds
+from lengthwise.reports.latency_figures import figures, latency_by_length, latency_over_time, ratio_intervals
 from lengthwise.reports.page import Document, Figure, Origin
-from lengthwise.reports.runs import (
-    COMPARED,
-    NAMES,
-    ReportedRun,
-    figure_name,
-    figures,
-    latency_by_length,
-    latency_over_time,
-    multiple,
-    ratio_intervals,
-    seconds,
-    top_level,
-    verdict,
-)
+from lengthwise.reports.runs import COMPARED, NAMES, ReportedRun, figure_name, judged, top_level
 from lengthwise.reports.simulation import sweep_runs
-from lengthwise.reports.tables import Table
+from lengthwise.reports.tables import Table, multiple, seconds
+from lengthwise.reports.verdict import Verdict, on_change, on_policies
 
 _SETTING: Final = ("workload", "content_hash", "fleet", "seeds", "requests", "slo", "url", "model")
 
@@ -73,9 +62,9 @@ class StoredRuns:
     @property
     def document(self) -> Document:
         """The runs as they are shown."""
-        text = verdict(self.runs)
-        known = {"verdict": text, **self.content}
-        return Document(self.name, [self.table()], known, text, lambda: figures(self.runs), self.origin)
+        verdict = on_policies(judged(self.runs))
+        known = {"verdict": str(verdict), **self.content}
+        return Document(self.name, [self.table()], known, verdict, lambda: figures(self.runs), self.origin)
 
 
 def read_runs(path: Path) -> StoredRuns:
@@ -117,12 +106,6 @@ class StoredPair:
         """Whether both runs have the same load."""
         return self.first.level == self.second.level
 
-    @property
-    def within_noise(self) -> bool:
-        """Whether the interval of mean E2E holds 1; False where there is none."""
-        ratio = self.ratios["e2e_mean"]
-        return ratio.low < ratio.high and ratio.low <= 1 <= ratio.high
-
 
 @dataclass(frozen=True)
 class StoredComparison:
@@ -133,17 +116,10 @@ class StoredComparison:
     pairs: tuple[StoredPair, ...]
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         """In words, by the pair that has changed most beyond noise."""
-        beyond = [pair for pair in self.pairs if not pair.within_noise]
-        if not beyond:
-            return f"No difference of mean E2E beyond noise between {self.first.name} and {self.second.name}."
-        most = max(beyond, key=lambda pair: abs(math.log(pair.ratios["e2e_mean"].ratio or 1.0)))
-        ratio = most.ratios["e2e_mean"]
-        if ratio.ratio == 1:
-            return f"{self.first.name} and {self.second.name} have the same latencies."
-        change = f"{100 * abs(ratio.ratio - 1):.1f} % {'lower' if ratio.ratio < 1 else 'HIGHER'}"
-        return f"Mean E2E of {most.label} is {change} in {self.second.name} than in {self.first.name}."
+        changes = [(pair.label, pair.ratios["e2e_mean"]) for pair in self.pairs]
+        return on_change(changes, self.first.name, self.second.name)
 
     @property
     def notes(self) -> list[str]:
@@ -188,7 +164,7 @@ class StoredComparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison for JSON."""
         runs = [{"run": pair.label, "ratios": pair.ratios} for pair in self.pairs]
-        return {"verdict": self.verdict, "first": self.first.name, "second": self.second.name, "runs": runs}
+        return {"verdict": str(self.verdict), "first": self.first.name, "second": self.second.name, "runs": runs}
 
     def document(self, origin: Origin) -> Document:
         """Return the document."""

@@ -1,4 +1,4 @@
-"""One table type for the terminal and HTML, and JSON output."""
+"""One table type for the terminal and HTML, the formats of its figures, and JSON output."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
+
+if TYPE_CHECKING:  # it loads SciPy, which takes longer than most commands
+    from lengthwise.intervals import Ratio
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,23 @@ def _rich(table: Table, width: int) -> RichTable:
     for i, row in enumerate(table.rows):
         rich.add_row(*row, end_section=i + 1 in table.rule_before)
     return rich
+
+
+def seconds(value: float) -> str:
+    """Format a duration in ms or s."""
+    if math.isnan(value):
+        return "–"
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:,.2f} s"
+
+
+def multiple(ratio: Ratio, digits: int = 3) -> str:
+    """Format a ratio with its interval."""
+    if math.isnan(ratio.ratio):
+        return "–"
+    if ratio.low == ratio.high == 1:
+        return "1"
+    value, low, high = (f"{each:.{digits}f}" for each in (ratio.ratio, ratio.low, ratio.high))
+    return value if math.isnan(ratio.low) else f"{value} [{low}, {high}]"
 
 
 def share(value: float) -> str:

@@ -11,6 +11,7 @@ from lengthwise.predictors.traffic_evaluation import HISTORY, SERVED, TrafficEva
 from lengthwise.reports.evaluation import by_length, calibration
 from lengthwise.reports.page import BASELINE_COLOUR, COLOURS, Document, Figure, Origin, axes, axis, panel
 from lengthwise.reports.tables import Table, number, share
+from lengthwise.reports.verdict import on_traffic
 
 SCORE_COLUMNS: Final = ("requests", "tau", "log error", "in 50 %", "in 90 %", "log score")
 _BESIDE: Final = ("log error", "log score")
@@ -62,24 +63,13 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def verdict(found: TrafficEvaluation) -> str:
-    """Return in words how good the predictions were beside the history of each model."""
-    ours, history = found.overall[SERVED], found.overall[HISTORY]
-    factor, other = (math.exp(each.log_error) for each in (ours, history))
-    return (
-        f"Half of the {found.scored:,} predictions were off by less than a factor of {factor:.2f}; the history of each "
-        f"model alone, {other:.2f}. They rank requests with tau {number(ours.tau, 2)}. "
-        f"The 90 % interval held {share(ours.coverage_90)} of the lengths."
-    )
-
-
 def traffic_document(found: TrafficEvaluation, origin: Origin | None = None) -> Document:
     """Return the document: which answers are predicted well, how sure the predictions are, and how they were by day."""
     return Document(
         f"Predictions in {found.origin}",
         tables(found),
         found.to_dict(),
-        verdict(found),
+        on_traffic(found.scored, found.overall[SERVED], found.overall[HISTORY]),
         lambda: [by_length(found), calibration(found), _by_day(found)],
         origin,
     )

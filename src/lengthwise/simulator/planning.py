@@ -14,7 +14,8 @@ from lengthwise.routers import make_router
 from lengthwise.simulator.cluster import as_predictions, simulate
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.fleet_run import uses_predictions
-from lengthwise.simulator.metrics import LatencyLimits
+from lengthwise.simulator.grid import BASELINE
+from lengthwise.simulator.metrics import TRUTH, LatencyLimits
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns
 from lengthwise.simulator.routing import charged_times_s
@@ -70,6 +71,16 @@ class SeededPlan:
     def predictor(self) -> str | None:
         """The predictor, None where none is used."""
         return self.seeds[0].predictor
+
+    @property
+    def true_lengths(self) -> bool:
+        """Whether its predictions are the true lengths, which no deployment has."""
+        return self.predictor == TRUTH
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the others are compared with it."""
+        return self.policy == BASELINE
 
     @property
     def engines(self) -> int | None:
@@ -141,6 +152,11 @@ class CapacitySearch:
             raise InputError("holds no requests", source=self.workload.name)
         make_router(self.router)
         self.predictor = self.predictor or default_predictor(self.workload)
+
+    @property
+    def target(self) -> str:
+        """What a plan must attain, in words."""
+        return f"{100 * self.attainment:g} % of requests within {self.slo}"
 
     def run(
         self,

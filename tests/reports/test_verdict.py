@@ -1,0 +1,229 @@
+"""What every command says first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from lengthwise.client.load import LoadPlan, LoadReport, Sample
+from lengthwise.intervals import Ratio
+from lengthwise.reports.runs import ReportedRun
+from lengthwise.reports.verdict import (
+    MeasuredGain,
+    Verdict,
+    judge,
+    on_change,
+    on_engines,
+    on_load,
+    on_measured,
+    on_policies,
+    on_probe,
+    on_replay,
+    price,
+    replay_match,
+)
+from lengthwise.simulator import simulate
+from lengthwise.simulator.metrics import LatencyLimits
+from lengthwise.simulator.planning import CapacityPlan, CapacitySearch, SeededPlan, Trial
+from tests.reports.builders import FCFS, GOOD, run
+from tests.simulator.builders import UNEVEN, fleet, requests
+
+
+def test_the_verdict_names_gain_interval_tail_and_latency_by_length() -> None:
+    assert str(on_policies([FCFS, GOOD])) == (
+        "lengthwise with the predictor fast lowers mean E2E by 40 % against fcfs at load 0.90 "
+        "(95 % interval -45 % to -34 %). "
+        "p99 E2E is 1.05 times that of fcfs. "
+        "The shortest tenth of answers takes 0.25 times as long as under fcfs, the longest 1.00 times."
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "begins"),
+    [
+        ([FCFS, run("sjf", Ratio(0.99, 0.95, 1.02))], "No difference beyond noise at load 0.90"),
+        ([FCFS, run("sjf", Ratio(1.2, 1.1, 1.3))], "Nothing is better than fcfs at load 0.90"),
+        ([FCFS, run("sjf", Ratio(0.5, 0.4, 0.6), predictor="oracle")], "With TRUE LENGTHS, which no server has: sjf"),
+        (
+            [FCFS, GOOD, run("sjf", Ratio(0.5, 0.4, 0.6), predictor="oracle")],
+            "lengthwise with the predictor fast lowers",
+        ),
+        ([FCFS, run("sjf", Ratio(0.5, 0.4, 0.6), 3.0), GOOD], "lengthwise with the predictor fast lowers"),
+        ([FCFS], "Mean E2E of fcfs is 10.00 s at load 0.90; nothing is compared"),
+        ([ReportedRun("sjf", latency={"e2e_s": {"mean": 2.0}})], "Mean E2E of sjf is 2.00 s."),
+    ],
+)
+def test_the_verdict_without_a_clear_gain_states_that(runs: Sequence[ReportedRun], begins: str) -> None:
+    assert on_policies(runs).headline.startswith(begins)
+
+
+def test_a_high_tail_is_named_as_the_price() -> None:
+    assert "The price: p99 E2E is 3.00 times" in on_policies([FCFS, run("sjf", Ratio(0.5, 0.4, 0.6), 3.0)]).lead
+
+
+@pytest.mark.parametrize(
+    ("mean", "p99", "found"),
+    [
+        (Ratio(0.9, 0.8, 1.1), 1.0, "noise"),
+        (Ratio(1.2, 1.1, 1.3), 1.0, "worse"),
+        (Ratio(0.98, 0.97, 0.99), 1.0, "too small"),
+        (Ratio(0.8, 0.7, 0.9), 1.05, "gain"),
+        (Ratio(0.8, 0.7, 0.9), 1.2, "gain, worse tail"),
+        (Ratio(0.8, math.nan, math.nan), 1.0, "gain"),
+    ],
+)
+def test_a_policy_is_judged_by_the_interval_of_its_mean_then_by_its_tail(mean: Ratio, p99: float, found: str) -> None:
+    assert judge(mean, Ratio(p99, p99, p99)) == found
+
+
+def test_a_tail_more_than_a_tenth_worse_counts_against_a_policy() -> None:
+    mean = Ratio(0.8, 0.7, 0.9)
+    within, beyond = (price(mean, Ratio(tail, tail, tail)) for tail in (1.1, 2.2))
+    assert [within, beyond] == pytest.approx([0.8, 1.6])
+
+
+def test_a_text_has_its_first_sentence_as_headline() -> None:
+    assert Verdict.of("It helps. By 20.5 %. Really.") == Verdict("It helps.", ("By 20.5 %. Really.",))
+    assert Verdict.of("How much?") == Verdict("How much?")
+    assert str(Verdict.of("It helps. By 20 %.")) == "It helps. By 20 %."
+
+
+def test_several_places_are_named_in_the_headline() -> None:
+    placed = [replace(each, place="w on f") for each in (FCFS, GOOD)]
+    assert "against fcfs at load 0.90 (w on f)" in on_policies(placed).headline
+
+
+def test_the_baseline_is_named_with_its_router() -> None:
+    base, better = (replace(each, router="least_load") for each in (FCFS, GOOD))
+    assert "against fcfs behind least_load" in on_policies([base, better]).headline
+
+
+def test_without_fcfs_the_fastest_is_named_and_nothing_is_compared() -> None:
+    other = run("sjf", Ratio(0.8, 0.7, 0.9))
+    assert str(on_policies([GOOD, other])) == (
+        "Mean E2E of lengthwise with the predictor fast is 6.00 s at load 0.90; "
+        "fcfs is not among the policies, so nothing is compared with it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("replayed_s", "clause"),
+    [
+        (10.5, "the replayed mean E2E is +5 % off: the ratios below can be read as they are"),
+        (8.0, "the replayed mean E2E is -20 % off: read the ratios below as a direction, not as figures"),
+        (20.0, "the replayed mean E2E is +100 % off: the ratios below say little"),
+        (math.nan, "the replayed mean E2E is – off: the ratios below say little"),
+    ],
+)
+def test_a_replay_is_trusted_as_far_as_it_matches_the_measurement(replayed_s: float, clause: str) -> None:
+    assert replay_match(10.0, replayed_s).startswith(clause)
+    verdict = on_replay([FCFS, GOOD], measured_s=10.0, replayed_s=replayed_s)
+    assert verdict.headline.startswith("In a replay: lengthwise with the predictor fast lowers mean E2E by 40 %")
+    assert verdict.details[-1].startswith(f"T{clause[1:]}")
+
+
+def gain(label: str, mean: Ratio, p99: float = 1.0) -> MeasuredGain:
+    return MeasuredGain(label, mean, mean, Ratio(p99, p99, p99), blocks=4)
+
+
+def test_a_measured_policy_is_advised_by_its_gain_and_its_tail() -> None:
+    good, slow = gain("sjf, fast", Ratio(0.8, 0.7, 0.9)), gain("hrrn, fast", Ratio(1.2, 1.1, 1.3))
+    assert str(on_measured([slow, good], "burst")) == (
+        "Turn it on: sjf, fast has 0.80 [0.70, 0.90] times the mean E2E of fcfs, 0.80 [0.70, 0.90] times its latency "
+        "per token and 1 times its p99 E2E (burst, 4 blocks)."
+    )
+    assert str(on_measured([gain("sjf", Ratio(0.5, 0.4, 0.6), 2.0)], "burst")).startswith(
+        "Turn it on only if the tail may grow: sjf"
+    )
+    assert str(on_measured([slow], "burst")).startswith("Not worth it here: hrrn")
+    assert str(on_measured([], "burst")) == "Nothing to judge: only true lengths were measured."
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ([("sjf", Ratio(1.5, math.nan, math.nan))], "Mean E2E of sjf is 50.0 % HIGHER in b than in a."),
+        ([("sjf", Ratio(0.9, 0.8, 0.95)), ("tie", Ratio(1.01, 0.9, 1.1))], "Mean E2E of sjf is 10.0 % lower in b than"),
+        ([("sjf", Ratio(0.9, 0.8, 1.1))], "No difference of mean E2E beyond noise between a and b."),
+        ([("sjf", Ratio(1.0, math.nan, math.nan))], "a and b have the same latencies."),
+    ],
+)
+def test_of_two_files_the_largest_change_beyond_noise_is_named(changes: list[tuple[str, Ratio]], text: str) -> None:
+    assert str(on_change(changes, "a", "b")).startswith(text)
+
+
+def plan(policy: str, *engines: int | None, predictor: str | None = None, attained: float = 0.995) -> SeededPlan:
+    """Return a plan that needs so many engines in each seed."""
+    outcome = simulate(requests([(4, 2)]), fleet(UNEVEN))
+    return SeededPlan(
+        tuple(
+            CapacityPlan(policy, predictor, each, (Trial(each or 8, attained, (attained, attained), outcome),))
+            for each in engines
+        )
+    )
+
+
+def search() -> CapacitySearch:
+    return CapacitySearch(requests([(4, 2)]), fleet(UNEVEN).engines[0], LatencyLimits(2.0, 0.1), most=8)
+
+
+LIMITS = "99 % of requests within TTFT at most 2 s, TPOT at most 0.1 s"
+
+
+@pytest.mark.parametrize(
+    ("plans", "text"),
+    [
+        ([plan("fcfs", 5), plan("tie", 4)], f"4 engines under tie serve {LIMITS}; fcfs needs 5 (20 % fewer engines)."),
+        ([plan("fcfs", 1), plan("tie", 1)], f"1 engine under fcfs serves {LIMITS}; tie needs as many."),
+        ([plan("fcfs", None), plan("tie", 4)], f"4 engines under tie serve {LIMITS}; under fcfs 8 are not enough."),
+        ([plan("tie", 3, 4)], f"4 engines under tie serve {LIMITS} in all 2 seeds."),
+        (
+            [plan("tie", None, attained=0.5)],
+            f"8 engines are not enough for {LIMITS}: tie reaches 50.0 %. Without any queue it would be 90.0 %.",
+        ),
+        ([plan("tie", 2, predictor="oracle")], "With TRUE LENGTHS, which no server has: 2 engines under tie"),
+    ],
+)
+def test_the_fewest_engines_are_named_beside_those_of_fcfs(plans: list[SeededPlan], text: str) -> None:
+    assert str(on_engines(search(), plans, 0.9)).startswith(text)
+
+
+def load(rate: float | None, met: int, failed: int = 0, *, stopped: bool = False) -> LoadReport:
+    """Return ten requests, `met` of them within limits of a second and `failed` without an answer."""
+    found = LoadReport(10, LoadPlan("http://e"), rate=rate, stopped=stopped)
+    for row in range(10):
+        sample = Sample(row, 0.0, 2, sent_s=0.0, output_tokens=2, error="http_500" if row < failed else None)
+        if row >= failed:
+            sample.first_token_s, sample.finished_s = 0.1, 0.2 if 10 - row <= met else 5.0
+        found.samples.append(sample)
+    return found
+
+
+SECOND = LatencyLimits(1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("loads", "text"),
+    [
+        ([load(None, 9)], f"90.0 % of requests are within {SECOND}: 1.8 per second."),
+        (
+            [load(None, 9, failed=1)],
+            f"10.0 % of requests FAILED. 90.0 % of requests are within {SECOND}: 45 per second.",
+        ),
+        ([load(1.0, 10), load(2.0, 10), load(4.0, 5)], f"Up to 2 requests/s, 99 % of requests are within {SECOND}."),
+        ([load(1.0, 5), load(2.0, 5)], f"At no rate are 99 % of requests within {SECOND}."),
+        ([load(1.0, 0, 10, stopped=True)], "Stopped: the endpoint is dead (http_500); 10 of 10 requests sent."),
+    ],
+)
+def test_a_load_is_judged_by_failures_then_by_its_limits(loads: list[LoadReport], text: str) -> None:
+    assert str(on_load(loads, SECOND)) == text
+
+
+def test_hidden_states_are_judged_beside_the_paper() -> None:
+    assert str(on_probe(Ratio(2.0, 1.5, 2.5), 2.66)) == (
+        "The error of the prompt alone is 2.00 times that of the probe with it (95 % interval 1.50 to 2.50); "
+        "the paper has 2.66."
+    )
