@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from experiments.left_out import lacks_minilm
 from experiments.study import Run, Study
 from lengthwise.files import data_home
-from lengthwise.lengths import student
+from lengthwise.lengths import log_t
 from lengthwise.predictors.adapt import unknown_llms_unlogged
 from lengthwise.predictors.calibration import online_tracker
 from lengthwise.predictors.fast import FastPredictor
@@ -140,7 +140,7 @@ def online_coverage(
     Each LLM has traffic of this table only: its prompts in random order, one answer each, predicted and then observed.
     The first OBSERVED answers and capped ones are not scored.
     """
-    reach = student.isf(0.05, nu)
+    reach = log_t.isf(0.05, nu)
     rng = np.random.default_rng(seed)
     shares = []
     for llm in range(len(table.llms)):

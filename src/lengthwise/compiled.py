@@ -3,13 +3,15 @@
 Numba comes with an extra. Importing this module without it raises an InputError that names the extra. Machine code is
 cached in LENGTHWISE_CACHE or the user's cache folder, so that a read-only or shared installation compiles once per user
 and not at every start; NUMBA_CACHE_DIR, where set, takes precedence. Numba invalidates a cached function when the file
-that defines it changes and checks no other file: a function that is cached and those it calls belong in one module.
+that defines it changes and checks no other file: the files of compiled functions that it calls are part of the path of
+the cache. A constant of another module is not: it belongs beside the functions that use it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, TypeVar, cast
@@ -20,6 +22,7 @@ from lengthwise.errors import InputError
 try:
     from numba import njit, types
     from numba.core import config
+    from numba.extending import is_jitted
 except ModuleNotFoundError as error:
     raise InputError(
         "compiled code needs Numba, which is not installed", hint="pip install 'lengthwise[sim]' or 'lengthwise[serve]'"
@@ -40,7 +43,7 @@ def compiled(function: Function) -> Function:
     """Compile a function that Python calls, and cache its machine code."""
     before = config.CACHE_DIR
     try:
-        config.CACHE_DIR = before or str(cache_folder())
+        config.CACHE_DIR = str(Path(before or cache_folder(), _digest(_files_called(cast("FunctionType", function)))))
         return cast("Function", njit(cache=True, **_OPTIONS)(function))
     except RuntimeError:
         _log.warning("no writable folder for compiled code: it is compiled at every start; set LENGTHWISE_CACHE")
@@ -65,16 +68,37 @@ def inlined(function: Function) -> Function:
     return cast("Function", dispatcher)
 
 
-def inlined_copies(*functions: Callable[..., object]) -> list[Any]:
+def inlined_copies(*functions: Callable[..., object], **replaced: Callable[..., object]) -> list[Any]:
     """Compile copies of plain functions, as `inlined`; each may call those before it.
 
     So a rule exists once: Python runs it as it is, on objects, and compiled code runs it on records of the same fields.
+    `replaced` names functions that the copies call in place of the plain ones: how compiled code reads a table.
     """
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = dict(replaced)
     for function in functions:
         plain = cast("FunctionType", function)
         known[plain.__name__] = inlined(FunctionType(plain.__code__, {**plain.__globals__, **known}, plain.__name__))
-    return list(known.values())
+    return [known[function.__name__] for function in functions]
+
+
+def _files_called(function: FunctionType) -> list[Path]:
+    """Return the files of the compiled functions that a function may call, directly or not, except its own file."""
+    files: set[str] = set()
+    seen: set[int] = set()
+    pending = [function]
+    while pending:
+        known = pending.pop().__globals__
+        if id(known) not in seen:
+            seen.add(id(known))
+            called = [value.py_func for value in known.values() if is_jitted(value)]
+            files.update(each.__code__.co_filename for each in called)
+            pending += called
+    return sorted(map(Path, files - {function.__code__.co_filename}))
+
+
+def _digest(files: Sequence[Path]) -> str:
+    """Return a name for the contents of files; none for no files."""
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16] if files else ""
 
 
 def _widened(argument: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from struct import iter_unpack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -27,6 +27,9 @@ BYTES_PER_TOKEN = 4
 
 BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
 """Bytes of a block where only the text is known: 256."""
+
+GOLDEN_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+"""The increment of splitmix64: multiples of it, added to a number, give unrelated bits."""
 
 
 def hash_tokens(token_ids: Sequence[int] | NDArray[np.integer], block_size: int = BLOCK_TOKENS) -> NDArray[np.uint64]:
@@ -97,14 +100,18 @@ def _full_chunks(data: bytes, size: int) -> Iterable[bytes]:
 
 
 def _mix(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64 well-mixed bits of two numbers: splitmix64's finalizer, once over each."""
-    return _finalize(_finalize(high + np.uint64(0x9E3779B97F4A7C15)) + low)
+    """Return 64 well-mixed bits of two numbers."""
+    return np.asarray(splitmix64(splitmix64(high + GOLDEN_GAMMA) + low), np.uint64)
 
 
-def _finalize(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+def splitmix64(number: Any) -> Any:
+    """Return 64 well-mixed bits of a uint64 or an array of them: splitmix64's finalizer, which compiled code runs too.
+
+    So the last bits of a block hash serve as its position in a table.
+    """
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))
 
 
 class Levels(NamedTuple):

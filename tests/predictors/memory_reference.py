@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lengthwise.predictors.history import FAST_MEMORY, MEMORY, beyond
+from lengthwise.lengths.log_t import beyond
+from lengthwise.predictors.history import FAST_MEMORY, MEMORY
 from lengthwise.predictors.memory_kernel import CLASSES, STRENGTHS
 
 NU = 3.5

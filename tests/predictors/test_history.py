@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, special
 
 from lengthwise.lengths import LogT, fit_logt, wide_prior
 from lengthwise.predictors import LengthPredictor, PredictionInput
-from lengthwise.predictors.history import MAX_LLMS, History, Tracker, beyond
+from lengthwise.predictors.history import MAX_LLMS, History, Tracker
 
 NU = 3.5
 
@@ -100,28 +97,6 @@ def test_the_prediction_stays_within_the_cap_for_any_observations(observed: list
     for length, censored in observed:
         history.observe("m", length, censored=censored)
     assert 1.0 <= prediction(history, "m").mean() <= 8192
-
-
-@settings(max_examples=30)
-@given(st.floats(-30, 30))
-def test_moments_beyond_a_bound_match_numerical_integration(z: float) -> None:
-    survival = float(special.stdtr(NU, -z))
-    height = math.gamma((NU + 1) / 2) / math.gamma(NU / 2) / math.sqrt(math.pi * NU)
-
-    def moment(power: int) -> float:
-        def integrand(x: float) -> float:
-            return (NU + 1) / (NU + x * x) * math.pow(x, power) * height * math.pow(1 + x * x / NU, -(NU + 1) / 2)
-
-        parts = [(z, 0.0), (0.0, math.inf)] if z < 0 else [(z, math.inf)]
-        return (
-            sum(float(integrate.quad(integrand, *part, limit=200, epsabs=0.0, epsrel=1e-10)[0]) for part in parts)
-            / survival
-        )
-
-    weight, mean, spread = beyond(z)
-    assert float(weight) == pytest.approx(moment(0), rel=1e-5)
-    assert float(mean * weight) == pytest.approx(moment(1), rel=1e-5, abs=1e-8)
-    assert float(spread) == pytest.approx(moment(2) - moment(1) ** 2 / moment(0), rel=1e-3, abs=1e-6)
 
 
 def test_stationary_values_raise_no_alarm() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lengthwise.lengths import Histogram, LogT, Point
@@ -10,7 +10,7 @@ from lengthwise.policies import Job
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.routers import EngineInfo, Scraped, Speed
 from lengthwise.routers import ledger as columns
-from lengthwise.routers.ledger import SILENCE_S, Ledger, log_t_moments, rest_of_log_t
+from lengthwise.routers.ledger import SILENCE_S, Ledger, log_t_moments
 
 NO_BLOCKS = np.zeros(0, np.uint64)
 STEADY = Speed(prefill_token_s=0.001, step_s=0.1, sequence_s=0.0, kv_token_s=0.0, prefill_pair_s=0.0)
@@ -34,19 +34,15 @@ def remaining_tokens(arrays: Ledger, slot: int = 0) -> float:
 
 
 @given(st.floats(2, 8), st.floats(0.1, 2.0), st.integers(1, 8000), st.integers(16, 8192))
-def test_the_compiled_remaining_length_is_that_of_the_policies_and_of_the_distribution(
-    mu: float, sigma: float, age: int, cap: int
-) -> None:
-    compiled = rest_of_log_t(mu, sigma, float(cap), float(age))
-    if age >= cap:
-        assert compiled == 0
-        return
+def test_the_ledgers_remaining_length_is_that_of_the_policies(mu: float, sigma: float, age: int, cap: int) -> None:
     prediction = LogT(mu, sigma, cap)
-    if prediction.survival(age) < 1e-7:  # close to OUTLIVED_BELOW, rounding decides which case applies
-        return
-    assert compiled == pytest.approx(prediction.remaining(age).mean(), rel=0.005, abs=0.1)
+    assume(age < cap and prediction.survival(age) > 1e-7)  # close to OUTLIVED_BELOW, rounding decides which applies
+    arrays = ledger()
+    arrays.sent(Job("a", 0.0, 1, prediction=prediction), 0, 0.0, 0.0, NO_BLOCKS)
+    arrays.progressed("a", 0, 0.001, generated=age)
     job = Job("a", 0.0, 1, prediction=prediction, generated=age)
-    assert compiled == pytest.approx(float(expected_remaining(job)), rel=0.035, abs=0.5)
+    expected = max(1.0, float(expected_remaining(job)))
+    assert remaining_tokens(arrays) == pytest.approx(expected, rel=0.035, abs=0.5)
 
 
 @given(st.floats(-2, 13), st.floats(0.02, 4.0), st.integers(1, 200_000))

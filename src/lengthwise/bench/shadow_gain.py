@@ -28,7 +28,7 @@ from scipy import optimize
 
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, gain_captured
-from lengthwise.lengths import DEFAULT_CAP, TIE_NU, student
+from lengthwise.lengths import DEFAULT_CAP, TIE_NU, log_t
 from lengthwise.policies import make_policy
 from lengthwise.reports.latency_figures import figures
 from lengthwise.reports.page import Document, Origin
@@ -283,7 +283,7 @@ def _score(label: str, predictions: RequestPredictions, rows: Mask) -> Accuracy:
     )
     covered = []
     for level in _LEVELS:
-        half_width = student.isf((1 - level) / 2, TIE_NU) * sigma
+        half_width = log_t.isf((1 - level) / 2, TIE_NU) * sigma
         low, high = (np.minimum(np.exp(mu + sign * half_width), cap) for sign in (-1, 1))
         covered.append(float(((low <= true) & (true <= high)).mean()))
     medians = np.minimum(np.exp(mu), cap)

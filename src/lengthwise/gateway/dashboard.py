@@ -33,7 +33,7 @@ from lengthwise.gateway.bodies import read_model
 from lengthwise.gateway.dispatch import GatewayEngine
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.recent_requests import SOURCES, Rows, latency_series
-from lengthwise.lengths import TIE_NU, student
+from lengthwise.lengths import TIE_NU, log_t
 from lengthwise.policies import Job, make_policy
 from lengthwise.policies.registry import POLICIES
 
@@ -222,7 +222,7 @@ class Dashboard:
             "tenants": recent.tenants.names,
             "sources": SOURCES,
             "bucket_s": _BUCKET_S,
-            "levels": {str(level): round(student.isf(1.0 - level, TIE_NU), 4) for level in _LEVELS},
+            "levels": {str(level): round(log_t.isf(1.0 - level, TIE_NU), 4) for level in _LEVELS},
             "finished": [_finished(row) for row in rows[-_HISTORY:].tolist()],
             "series": series,
         }

@@ -3,8 +3,6 @@
 from lengthwise.lengths.columns import LogTColumns
 from lengthwise.lengths.distributions import (
     DEFAULT_CAP,
-    OUTLIVED_BELOW,
-    TIE_NU,
     After,
     BaseDistribution,
     Histogram,
@@ -15,6 +13,7 @@ from lengthwise.lengths.distributions import (
     wide_prior,
 )
 from lengthwise.lengths.fit import fit_logt, fit_rows
+from lengthwise.lengths.log_t import OUTLIVED_BELOW, TIE_NU
 
 __all__ = [
     "DEFAULT_CAP",

@@ -3,8 +3,8 @@
 `LengthDistribution` is the protocol; `LogT`, `Histogram` and `Point` are the families, `Remaining` and `After` the
 views that condition one on tokens already generated, and `wide_prior` is the prediction without information.
 
-E[remaining] has one definition, `prediction.remaining(generated).mean()`. `policies.residual` and
-`routers.ledger` compute it faster, and the tests hold them to it.
+E[remaining] has one definition, `prediction.remaining(generated).mean()`. `log_t` has faster ways to compute it for a
+log-t, and the tests hold them to it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import student
+from lengthwise.lengths import log_t
+from lengthwise.lengths.log_t import OUTLIVED_BELOW, TIE_NU
 
 DEFAULT_CAP: Final = 8192
 """Tokens; the cap where neither max_tokens nor the context left is known."""
-
-OUTLIVED_BELOW: Final = 1e-9
-"""A prediction whose survival is below this is outlived: the answer is longer than the prediction allows for."""
-
-TIE_NU: Final = 3.5
-"""Degrees of freedom of the log-t, as TIE (arXiv 2604.00499) fixes them."""
 
 _MU_RANGE: Final = 50.0  # exp(50) tokens is longer than any answer
 _SUM_TOLERANCE = 1e-6  # what float32 softmax outputs miss 1 by
@@ -255,7 +250,7 @@ class LogT(BaseDistribution):
         """P(length > tokens); 0 from the cap on."""
         if tokens >= self.cap:
             return 0.0
-        return 1.0 if tokens <= 0.0 else student.sf(self._standard(tokens), self.nu)
+        return 1.0 if tokens <= 0.0 else log_t.sf(self._standard(tokens), self.nu)
 
     def mean(self) -> float:
         """E[min(X, cap)]."""
@@ -268,7 +263,7 @@ class LogT(BaseDistribution):
 
     def mean_and_cvar(self, alpha: float = 0.9) -> tuple[float, float]:
         """Mean and CVaR in one pass over fixed quadrature panels."""
-        both = student.mean_and_cvar(self.mu, self.sigma, self.cap, self.nu, alpha)
+        both = log_t.mean_and_cvar(self.mu, self.sigma, self.cap, self.nu, alpha)
         return both if both is not None else (super().mean(), super().cvar(alpha))
 
     def _standard(self, tokens: float) -> float:
@@ -276,7 +271,7 @@ class LogT(BaseDistribution):
 
     def upper_quantile(self, p: float) -> float:
         """The length exceeded with probability p, at most the cap."""
-        log_length = self.mu + self.sigma * student.isf(p, self.nu)
+        log_length = self.mu + self.sigma * log_t.isf(p, self.nu)
         return float(self.cap) if log_length >= math.log(self.cap) else math.exp(log_length)
 
     def nodes_above(self, tokens: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -285,8 +280,8 @@ class LogT(BaseDistribution):
             return np.empty(0), np.empty(0)
         low = self._standard(tokens) if tokens > 0.0 else -math.inf
         high = self._standard(self.cap)
-        t, weights = student.nodes_between(low, high, self.sigma, self.nu)
-        at_cap = student.sf(max(low, high), self.nu)
+        t, weights = log_t.nodes_between(low, high, self.sigma, self.nu)
+        at_cap = log_t.sf(max(low, high), self.nu)
         return np.append(np.exp(self.mu + self.sigma * t), self.cap), np.append(weights, at_cap)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lengthwise.lengths.distributions import TIE_NU
+from lengthwise.lengths.log_t import TIE_NU, log_density
 
 Array = NDArray[np.float64]
 
@@ -105,9 +105,7 @@ class _Student(Kernel):
     std = 1.5
 
     def logpdf(self, z: Array, shape: Array) -> Array:
-        half = 0.5 * (shape + 1)
-        constant = special.gammaln(half) - special.gammaln(0.5 * shape) - 0.5 * np.log(np.pi * shape)
-        return np.asarray(constant - half * np.log1p(z * z / shape))
+        return log_density(z, shape)
 
     def score(self, z: Array, shape: Array) -> Array:
         return -z * (shape + 1) / (shape + z * z)

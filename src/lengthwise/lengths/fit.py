@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths.distributions import DEFAULT_CAP, TIE_NU, LogT
+from lengthwise.lengths.distributions import DEFAULT_CAP, LogT
 from lengthwise.lengths.families import Family, logt_family
+from lengthwise.lengths.log_t import TIE_NU
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

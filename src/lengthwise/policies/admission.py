@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtrit
 
-from lengthwise.lengths import TIE_NU
+from lengthwise.lengths import TIE_NU, log_t
 from lengthwise.policies.job import Job
 
 LENGTH_LEVELS: Final = 5
@@ -25,8 +25,6 @@ LENGTH_LEVELS: Final = 5
 _MAX_TOKENS: Final = 1 << 30
 _STEPS: Final = np.unique(np.geomspace(1, 1 << 14, 64).astype(np.int64)).astype(np.float64)
 """Decode steps from now at which `joint_kv_tokens` looks."""
-_T_GRID: Final = np.linspace(-12.0, 12.0, 4801)
-_T_SURVIVAL: Final = stdtr(TIE_NU, -_T_GRID)
 _MIN_SIGMA: Final = 1e-5
 _BEYOND: Final = 1e-3  # survival below which a prediction is refuted
 
@@ -91,19 +89,14 @@ def joint_kv_tokens(
         np.asarray(values, np.float64)[:, None] for values in (mu, sigma, cap, held, generated)
     )
     sigma_, length = np.maximum(sigma_, _MIN_SIGMA), generated_ + _STEPS
-    now = np.where(generated_ > 0, _survival((np.log(np.maximum(generated_, 1.0) - 0.5) - mu_) / sigma_), 1.0)
-    goes_on = np.minimum(1.0, _survival((np.log(length - 0.5) - mu_) / sigma_) / np.maximum(now, _BEYOND))
+    now = np.where(generated_ > 0, log_t.survival((np.log(np.maximum(generated_, 1.0) - 0.5) - mu_) / sigma_), 1.0)
+    goes_on = np.minimum(1.0, log_t.survival((np.log(length - 0.5) - mu_) / sigma_) / np.maximum(now, _BEYOND))
     goes_on = np.where(now < _BEYOND, 0.5 ** (_STEPS / np.maximum(generated_, 1.0)), goes_on)
     goes_on[length > cap_] = 0.0
     tokens = held_ + _STEPS
     mean = (goes_on * tokens).sum(axis=0)
     variance = (goes_on * (1.0 - goes_on) * tokens**2).sum(axis=0)
     return float((mean + sigmas * np.sqrt(variance)).max())
-
-
-def _survival(t: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return P(T > t) of the t distribution, from a table."""
-    return np.interp(t, _T_GRID, _T_SURVIVAL, left=1.0, right=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from lengthwise.lengths import (
     LengthDistribution,
     LogT,
     Point,
-    student,
+    log_t,
     wide_prior,
 )
 
@@ -29,7 +29,7 @@ MIN_TOKENS: Final = 1e-3
 CVAR_LEVEL: Final = 0.9
 """The level of `Job.tail`, that of TIE's CVaR."""
 _LOWER: Final = 0.16  # quantiles at this and its complement give the spread of a prediction that is no log-t
-_T_AT_LOWER: Final = student.isf(_LOWER, TIE_NU)
+_T_AT_LOWER: Final = log_t.isf(_LOWER, TIE_NU)
 
 
 class _Moments:
@@ -138,7 +138,7 @@ class Job:
         moments = self._current
         if moments.known is None:
             law = moments.prediction
-            if isinstance(law, LogT) and law.nu == TIE_NU and law.sigma <= student.STEEPEST_SIGMA:
+            if isinstance(law, LogT) and law.nu == TIE_NU and law.sigma <= log_t.STEEPEST_SIGMA:
                 moments.known = of_log_t(float(law.mu), float(law.sigma), float(law.cap))
         return moments.known or moments.mean_and_cvar
 

@@ -9,10 +9,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.lengths.log_t import remaining_tables
 from lengthwise.policies.base import BasePolicy, Numbers, last_of_largest, parameter
 from lengthwise.policies.job import Job, JobColumns
 from lengthwise.policies.protocol import QueueView
-from lengthwise.policies.residual import expected_remaining, gittins_rank, prepare
+from lengthwise.policies.residual import expected_remaining, gittins_rank
 
 ABOVE_ANY_RANK: Final = 1e12  # tokens
 
@@ -33,7 +34,7 @@ class Preemptive(BasePolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        prepare()
+        remaining_tables()  # built now, so that no decision waits for them
 
     @abstractmethod
     def rank(self, jobs: Job | JobColumns) -> Numbers:

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU, LengthDistribution, LogT, student
+from lengthwise.lengths import TIE_NU, LengthDistribution, LogT, log_t
 from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions, as_logt
 from lengthwise.predictors.history import Running, Tracker, remember
 
@@ -144,7 +144,7 @@ class _Spread:
     prompts: int
 
     def adjustment(self, nu: float, cautious: bool) -> Adjustment:
-        logs = [math.log(max(q, 1e-6) / student.isf((1 - level) / 2, nu)) for level, q in self.reach.items()]
+        logs = [math.log(max(q, 1e-6) / log_t.isf((1 - level) / 2, nu)) for level, q in self.reach.items()]
         return Adjustment(self.shift, math.exp(max(logs) if cautious else sum(logs) / len(logs)), self.prompts)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Histogram, LengthDistribution, LogTColumns, student
+from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Histogram, LengthDistribution, LogTColumns, log_t
 
 Floats = NDArray[np.float64]
 
@@ -147,7 +147,7 @@ def as_logt(predictions: Predictions) -> LogTPredictions:
     if isinstance(predictions, LogTPredictions):
         return predictions
     low, median, high = (np.log(np.maximum(predictions.quantile(q), 1.0)) for q in (0.25, 0.5, 0.75))
-    sigma = np.maximum((high - low) / (2 * student.isf(0.25, TIE_NU)), _MIN_SIGMA)
+    sigma = np.maximum((high - low) / (2 * log_t.isf(0.25, TIE_NU)), _MIN_SIGMA)
     caps = [predictions[i].cap for i in range(len(predictions))]
     return LogTPredictions.of(
         median,

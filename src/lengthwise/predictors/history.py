@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
-from lengthwise.lengths import TIE_NU, LogT, student, wide_prior
+from lengthwise.lengths import TIE_NU, LogT, log_t, wide_prior
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput
 
 MEMORY: Final = 150
@@ -31,8 +29,7 @@ _ALARM: Final = 4.0  # standard errors between the two memories; no false one in
 _KEPT_AT_ALARM: Final = 5.0  # observations' worth of the fast memory that the slow one starts again from
 _PRIOR_WEIGHT: Final = 5.0  # observations that a new LLM's history starts with
 _MIN_SCALE: Final = 0.02
-_NU: Final = TIE_NU
-_INFORMATION: Final = (_NU + 3) / (_NU + 1)  # variance of a log-t location, in scale^2 per observation
+_INFORMATION: Final = (TIE_NU + 3) / (TIE_NU + 1)  # variance of a log-t location, in scale^2 per observation
 
 
 @dataclass(slots=True)
@@ -59,7 +56,7 @@ class Running:
     def observe(self, y: float, unit: float, *, censored: bool) -> None:
         """Observe one value (if censored, a lower bound) with its unit of spread."""
         z = (y - self.location) / (self.scale * unit)
-        weight, mean_z, spread = map(float, beyond(z)) if censored else ((_NU + 1) / (_NU + z * z), z, 0.0)
+        weight, mean_z, spread = map(float, log_t.beyond(z)) if censored else (log_t.outlier_weight(z), z, 0.0)
         keep = 1.0 - 1.0 / self.memory
         before, added = keep * self.weight, weight / unit**2
         step = self.scale * unit * mean_z
@@ -74,19 +71,6 @@ class Running:
         share = min(1.0, count / other.count)
         self.location, self.scale = other.location, other.scale
         self.count, self.weight, self.squares = (share * x for x in (other.count, other.weight, other.squares))
-
-
-def beyond(z: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """E[w], E[wT]/E[w] and E[wT^2] - E[wT]^2/E[w] given T > z, for w = (nu+1)/(nu+T^2).
-
-    w f is a t density with nu + 2 degrees of freedom, and wT f is -f', so that all three are closed.
-    """
-    z = np.asarray(z, np.float64)
-    survival = special.stdtr(_NU, -z)
-    density = student.density_constant(_NU) / math.sqrt(_NU) * (1 + z * z / _NU) ** (-(_NU + 1) / 2)
-    weight = np.asarray(special.stdtr(_NU + 2, -z * math.sqrt((_NU + 2) / _NU)) / survival, np.float64)
-    first = density / survival
-    return weight, first / weight, np.maximum(0.0, 1.0 + z * first - first**2 / weight)
 
 
 @dataclass(slots=True)

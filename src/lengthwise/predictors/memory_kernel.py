@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU
-from lengthwise.predictors.history import FAST_MEMORY, MEMORY, beyond
+from lengthwise.lengths import TIE_NU, log_t
+from lengthwise.predictors.history import FAST_MEMORY, MEMORY
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -71,10 +71,8 @@ _MIN_SCALE: Final = 0.02
 _MIN_LOCATION: Final = 0.0
 _MAX_LOCATION: Final = 14.0
 
-_Z_MIN: Final = -12.0
-_Z_MAX: Final = 40.0
-_Z_STEP: Final = 0.05
-_BEYOND: Final[NDArray[np.float64]] = np.stack(beyond(np.arange(_Z_MIN, _Z_MAX + 2 * _Z_STEP, _Z_STEP)))
+_outlier_weight = inlined(log_t.outlier_weight)
+_read_beyond = inlined(log_t.read_beyond)
 
 
 class Arrays(NamedTuple):
@@ -260,15 +258,10 @@ def observe(
     z = (y - location) / scale
     spread = 0.0
     if censored:
-        position = (min(max(z, _Z_MIN), _Z_MAX) - _Z_MIN) / _Z_STEP
-        cell = int(position)
-        share = position - cell
-        weight = (1.0 - share) * _BEYOND[0, cell] + share * _BEYOND[0, cell + 1]
-        z = max(z, (1.0 - share) * _BEYOND[1, cell] + share * _BEYOND[1, cell + 1])
-        spread = (1.0 - share) * _BEYOND[2, cell] + share * _BEYOND[2, cell + 1]
+        weight, z, spread = _read_beyond(z)
         y = location + scale * z
     else:
-        weight = (_NU + 1.0) / (_NU + z * z)
+        weight = _outlier_weight(z)
         _descend(stats, stamps, learned, kinds, rows[:count], m, sigma, text, y, scale)
     seen = learned[text, evidence, SCALE_COUNT]
     learned[text, evidence, SCALE] *= math.sqrt(1.0 + (weight * z * z + spread - 1.0) / seen)

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
+from lengthwise.lengths import log_t
 from lengthwise.llm_names import identify
 from lengthwise.predictors.calibration import fit_calibration
 from lengthwise.predictors.contract import LogTPredictions
@@ -235,11 +236,11 @@ def _cost(z: Floats, censored: Mask, nu: float) -> tuple[Floats, Floats]:
     if not censored.any():
         return ended, slope
     longer = special.stdtr(nu, -z)
-    log_constant = special.gammaln((nu + 1) / 2) - special.gammaln(nu / 2) - 0.5 * np.log(nu * np.pi)
+    log_density = log_t.log_density(z, nu)
     # The tail is a power law: the survival is never 0 here.
-    hazard = np.exp(log_constant - ended) / longer
+    hazard = np.exp(log_density) / longer
     # Censored and uncensored costs on one scale: the density's constant is included.
-    return np.where(censored, -np.log(longer), ended - log_constant), np.where(censored, hazard, slope)
+    return np.where(censored, -np.log(longer), -log_density), np.where(censored, hazard, slope)
 
 
 def _negative_log_likelihood(answers: Answers, mu: Floats, sigma: Floats) -> float:

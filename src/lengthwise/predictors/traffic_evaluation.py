@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU, student
+from lengthwise.lengths import TIE_NU, log_t
 from lengthwise.predictors.evaluation import CENTRAL
 from lengthwise.traffic import scores
 from lengthwise.traffic.reader import Floats, LoggedTraffic, Mask
@@ -158,8 +158,7 @@ def log_scores(rows: LoggedTraffic, prediction: Floats) -> Floats:
     """Return the log density of each log length, or the log survival where the answer was cut."""
     mu, sigma = prediction.T
     z = (np.log(rows.output_tokens) - mu) / sigma
-    constant = math.log(student.density_constant(TIE_NU) / math.sqrt(TIE_NU))
-    density = constant - (TIE_NU + 1) / 2 * np.log1p(z * z / TIE_NU) - np.log(sigma)
+    density = log_t.log_density(z, TIE_NU) - np.log(sigma)
     return np.where(rows.censored, np.log(special.stdtr(TIE_NU, -z)), density)
 
 

@@ -24,10 +24,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr
 
-from lengthwise.compiled import compiled, inlined
-from lengthwise.lengths import TIE_NU, student
+from lengthwise.compiled import compiled, inlined, inlined_copies
+from lengthwise.lengths import TIE_NU, log_t
 from lengthwise.policies import Job
 from lengthwise.policies.job import CVAR_LEVEL
 from lengthwise.policies.residual import expected_remaining
@@ -46,7 +45,7 @@ GRACE_S: Final = 5.0
 _TAIL_SIGMAS: Final = 1.755  # CVaR at 0.9 of a normal distribution, in standard deviations above the mean
 
 # Columns of `loads`. Sums are over live jobs: those sent to the engine and not finished. `lengthwise.py` repeats the
-# numbers, because Numba's cache notices changes of the defining file only.
+# numbers, because the cache of compiled code notices changes of functions only, not of constants.
 UP = 0  # 1 or 0
 LIVE = 1  # jobs
 RUNNING = 2  # live jobs that are assumed to run
@@ -84,23 +83,11 @@ LINK_COLUMNS: Final = 6
 FIRST, LAST, FREE = 0, 1, 2
 NONE: Final = -1
 
-CURVE_REACH: Final = 7.0  # asinh z of the curve's ends
-CURVE_STEP: Final = 0.02
-SURVIVAL_CURVE = stdtr(TIE_NU, -np.sinh(np.arange(-CURVE_REACH, CURVE_REACH, CURVE_STEP)))
-"""P(Z > z) of the standard t distribution, at equal steps of asinh z."""
-_OUTLIVED: Final = 1e-9  # as lengths.OUTLIVED_BELOW
 _CLOCK_SLACK: Final = 0.1  # of a certain length that the clock, which is not exact, says is outlived
-_NODES = np.polynomial.legendre.leggauss(16)[0]
-_WEIGHTS = np.polynomial.legendre.leggauss(16)[1]
 
-_RULE: Final = student.tail_rule(TIE_NU, CVAR_LEVEL)
-_EDGES = np.array(_RULE.edges)
-_MASS_ABOVE = np.append(np.cumsum(_RULE.weights.reshape(len(_EDGES) - 1, -1).sum(axis=1)[::-1])[::-1], 0.0)
-_RULE_T, _RULE_WEIGHTS, _FIRST_TAIL_NODE = _RULE.t, _RULE.weights, _RULE.first_tail_node
-_PANEL_NODES = len(_RULE_T) // (len(_EDGES) - 1)
-_DENSITY = student.density_constant(TIE_NU) / math.sqrt(TIE_NU)
-_DENSITY_POWER = -(TIE_NU + 1.0) / 2.0
-_NEGLIGIBLE_LOG: Final = -45.0  # e-folds under the largest value of an integrand
+*_, _expected_rest = inlined_copies(log_t.survival, log_t.integrate_survival, log_t.expected_rest)
+(_integrate_tail,) = inlined_copies(log_t.integrate_tail)
+_DENSITY, _FIRST, _WIDTH, _T, _WEIGHTS, _MASS_ABOVE, _FIRST_TAIL_NODE = log_t.tail_rule(TIE_NU, CVAR_LEVEL)[2:]
 
 
 class LedgerArrays(NamedTuple):
@@ -114,75 +101,12 @@ class LedgerArrays(NamedTuple):
     news: Ints  # FIRST and LAST of all jobs by their last event, the oldest first; then the first free row
 
 
-@inlined
-def survival(z: float) -> float:
-    """Return P(Z > z)."""
-    at = (math.asinh(z) + CURVE_REACH) / CURVE_STEP
-    at = min(max(at, 0.0), len(SURVIVAL_CURVE) - 1.001)
-    cell = int(at)
-    return SURVIVAL_CURVE[cell] + (at - cell) * (SURVIVAL_CURVE[cell + 1] - SURVIVAL_CURVE[cell])
-
-
-@inlined
-def panel(mu: float, sigma: float, start: float, end: float) -> float:
-    """Return the integral of the survival over lengths from e^start to e^end, by Gauss-Legendre in the logarithm."""
-    total = 0.0
-    if end > start:
-        for number in range(len(_NODES)):
-            x = 0.5 * ((end - start) * _NODES[number] + end + start)
-            total += _WEIGHTS[number] * survival((x - mu) / sigma) * math.exp(x)
-    return total * 0.5 * (end - start)
-
-
-@compiled
-def rest_of_log_t(mu: float, sigma: float, cap: float, age: float) -> float:
-    """Return E[min(X, cap) - age | X > age] for a log-t X: the integral of its survival from `age` to `cap`.
-
-    The fast path of `policies.residual.expected_remaining`, to which the tests compare it.
-    """
-    if age >= cap:
-        return 0.0
-    reached = survival((math.log(age) - mu) / sigma) if sigma > 0.0 else 0.0
-    if reached < _OUTLIVED:  # the contract of `remaining`: a log-t with median `age` and sigma 1
-        start, end, mu, sigma, reached = -8.0, math.log(cap - age), math.log(age), 1.0, 1.0
-    else:
-        start, end = math.log(age), math.log(cap)
-    middle = min(max(mu, start), end)  # the survival is steepest there: one panel on each side
-    total = panel(mu, sigma, start, middle) + panel(mu, sigma, middle, end)
-    return total / reached
-
-
 @compiled
 def log_t_moments(mu: float, sigma: float, cap: float) -> tuple[float, float]:
-    """Return E[min(X, cap)] and its CVaR for a log-t X: `TailRule.mean_and_cvar` in a sixth of the time."""
-    k = (math.log(cap) - mu) / sigma
-    panel = np.searchsorted(_EDGES, k, side="right") - 1
-    if panel < 0:
-        return cap, cap
-    mass = grown = 0.0  # of the panel's part below k
-    if panel + 1 < len(_EDGES):
-        half = 0.5 * (k - _EDGES[panel])
-        for number in range(len(_NODES)):
-            t = _EDGES[panel] + half * (1.0 + _NODES[number])
-            part = half * _WEIGHTS[number] * _DENSITY * (1.0 + t * t / TIE_NU) ** _DENSITY_POWER
-            mass += part
-            grown += part * math.exp(sigma * t)
-    body = tail = 0.0
-    least = sigma * min(k, 0.0) + _NEGLIGIBLE_LOG
-    for number in range(panel * _PANEL_NODES - 1, -1, -1):
-        exponent = sigma * _RULE_T[number]
-        if exponent < least:
-            break
-        part = _RULE_WEIGHTS[number] * math.exp(exponent)
-        if number >= _FIRST_TAIL_NODE:
-            tail += part
-        else:
-            body += part
-    median, at_cap = math.exp(mu), cap * (_MASS_ABOVE[panel] - mass)
-    mean = median * (body + tail + grown) + at_cap
-    if panel * _PANEL_NODES < _FIRST_TAIL_NODE:
-        return mean, cap
-    return mean, (median * (tail + grown) + at_cap) / (1.0 - CVAR_LEVEL)
+    """Return E[min(X, cap)] and its CVaR for a log-t X."""
+    return _integrate_tail(
+        mu, sigma, cap, TIE_NU, CVAR_LEVEL, _DENSITY, _FIRST, _WIDTH, _T, _WEIGHTS, _MASS_ABOVE, _FIRST_TAIL_NODE
+    )
 
 
 @inlined
@@ -196,7 +120,7 @@ def remaining_after(job: Any, generated: float, observed: Int) -> float:
             return max(1.0, job[EXPECTED] - age)
         if not observed:
             return max(1.0, _CLOCK_SLACK * job[EXPECTED])
-    return max(1.0, rest_of_log_t(job[MU], job[SIGMA], job[CAP], age))
+    return max(1.0, _expected_rest(job[MU], job[SIGMA], job[CAP], age))
 
 
 @inlined

@@ -23,7 +23,7 @@ _NO_OVERFLOW: Final = 36.0  # squared standard deviations of free memory beyond 
 _SLOT_URGENCY: Final = 1.0 / 7.0  # urgency of the wait for a slot, relative to that of prompts
 _FOREIGN_DECAY_S: Final = 30.0  # e-folding time of foreign load that no scrape confirms
 
-# Columns of a ledger's `loads`, repeated because Numba's cache notices changes of this file only.
+# Columns of a ledger's `loads`, repeated because the cache of compiled code does not notice changes of constants.
 LIVE, RUNNING, ENDS, WAITING_TOKENS = 1, 2, 3, 4
 CLOCK, BUSY_UNTIL, PROMPT_S, CONTEXT = 5, 7, 9, 10
 PRIVATE, SPREAD, FOREIGN, SCRAPED_AT = 11, 12, 13, 14

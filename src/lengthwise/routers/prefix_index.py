@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.compiled import compiled, inlined
+from lengthwise.prefixes import splitmix64
 
 Int = Any
 """A NumPy integer of any width."""
@@ -53,12 +54,7 @@ NO_BLOCKS: Final = np.zeros(0, np.uint64)
 _EVICTION_WINDOW: Final = 2048  # evictions, after which older ones count half
 
 
-@inlined
-def mix(number: Int) -> Int:
-    """Return 64 well-mixed bits (splitmix64), of which the last ones serve as a position."""
-    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return number ^ (number >> np.uint64(31))
+mix = inlined(splitmix64)
 
 
 @inlined

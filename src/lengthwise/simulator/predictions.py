@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import DEFAULT_CAP, TIE_NU, LengthDistribution, LogT, LogTColumns, Point, student, wide_prior
+from lengthwise.lengths import DEFAULT_CAP, TIE_NU, LengthDistribution, LogT, LogTColumns, Point, log_t, wide_prior
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_logt
 from lengthwise.predictors.history import History
 from lengthwise.predictors.prefix_memory import MemoryPredictor
@@ -272,7 +272,7 @@ def noisy_medians(
 def own_sigma(true: Floats, medians: Floats) -> float:
     """Return the sigma that matches the actual log errors, sampling included: its quartiles are those of the errors."""
     error = float(np.median(np.abs(np.log(true / medians)))) if len(true) else 0.0
-    return max(_MIN_SIGMA, error / student.isf(0.25, TIE_NU))
+    return max(_MIN_SIGMA, error / log_t.isf(0.25, TIE_NU))
 
 
 def _disturb(centre: Floats, caps: Floats, spread: float, normals: Floats) -> Floats:

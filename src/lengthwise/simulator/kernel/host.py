@@ -23,14 +23,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise import policies
+from lengthwise import policies, prefixes
 from lengthwise.compiled import cache_folder, compiled
+from lengthwise.lengths import log_t
 from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
 from lengthwise.policies.arrival_order import Boost, Hrrn, Lpm, Preble
 from lengthwise.policies.base import BasePolicy, last_of_largest
 from lengthwise.policies.lengthwise import Lengthwise, length_bin
 from lengthwise.policies.preemptive import Gittins, Srpt
-from lengthwise.policies.residual import flat_tables, sigma_index
 from lengthwise.policies.slo import PRIOR_MU, Slo, length_bins
 from lengthwise.simulator import costs
 from lengthwise.simulator.fleet import EngineSpec
@@ -61,7 +61,8 @@ _ADMISSION: Final = {"prompt": r.WHOLE_PROMPT, "peak": r.FUTURE_PEAK, "reserve":
 
 def _fingerprint() -> int:
     folders = Path(__file__).parent, Path(policies.__file__).parent
-    sources = sorted([Path(costs.__file__), *(source for folder in folders for source in folder.glob("*.py"))])
+    others = Path(costs.__file__), Path(log_t.__file__), Path(prefixes.__file__)
+    sources = sorted([*others, *(source for folder in folders for source in folder.glob("*.py"))])
     return int.from_bytes(sha256(b"".join(source.read_bytes() for source in sources)).digest()[:7], "big")
 
 
@@ -142,14 +143,14 @@ class PolicyKeys:
         jobs = np.concatenate([self._rank_inputs(stage, jobs) for stage, jobs in enumerate(self.jobs.stages)])
         if self.compiled == r.HRRN:
             return {"jobs": jobs, "arrivals": arrivals}
-        return {"jobs": jobs, "rank_tables": flat_tables().view(r.REAL)}
+        return {"jobs": jobs, "rank_tables": log_t.remaining_tables().view(r.REAL)}
 
     def _rank_inputs(self, stage: int, jobs: JobColumns) -> NDArray[Any]:
         found = np.zeros(len(jobs), r.JOB)
         for name in ("expected", "initial_expected", "mu", "cap"):
             found[name] = getattr(jobs, name)
         found["median"], found["cap_integral"], found["fresh"] = np.exp(jobs.mu), np.nan, self.keys[0, stage]
-        found["sigma_index"] = np.where(jobs.sigma > 0.0, sigma_index(jobs.sigma), r.NONE)
+        found["sigma_index"] = np.where(jobs.sigma > 0.0, log_t.sigma_index(jobs.sigma), r.NONE)
         return found
 
     def _lane_lengths(self) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from lengthwise.compiled import inlined as compiled
+from lengthwise.prefixes import GOLDEN_GAMMA, splitmix64
 from lengthwise.simulator.kernel.access import (
     block_at,
     copy,
@@ -22,13 +23,7 @@ from lengthwise.simulator.kernel.access import (
 )
 from lengthwise.simulator.kernel.records import Record
 
-
-@compiled
-def _mix(number: np.uint64) -> np.int64:
-    """Mix 64 bits so that the low ones can index a table: splitmix64's finalizer."""
-    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.int64(number ^ (number >> np.uint64(31)))
+_mix = compiled(splitmix64)
 
 
 @compiled
@@ -41,8 +36,8 @@ def _identity(engine: Record, row: int, position: int) -> np.int64:
         which, part = first + (position + 1) * engine.hashes_per_block - 1, 0
     # The last hash of a trace may stand for a block that is not full.
     if which < last and (position + 1) * engine.block_size <= request_at(engine, row).prompt:
-        return _mix(hash_at(engine, which).value + np.uint64(part) * np.uint64(0x9E3779B97F4A7C15))
-    return _mix(~((np.uint64(row) << np.uint64(32)) | np.uint64(position)))
+        return np.int64(_mix(hash_at(engine, which).value + np.uint64(part) * GOLDEN_GAMMA))
+    return np.int64(_mix(~((np.uint64(row) << np.uint64(32)) | np.uint64(position))))
 
 
 @compiled

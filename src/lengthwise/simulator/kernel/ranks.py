@@ -1,59 +1,38 @@
 """The ranks of `srpt` and `gittins` at an age, compiled, and their victims: `policies.residual` and `.preemptive`.
 
-Before its first token a request has the rank that the policy computed. The tables of `policies.residual` are one array:
-by node z, survival and fall; by sigma its value and the fresh rank; by sigma and node integral, stretch and log rank.
+Before its first token a request has the rank that the policy computed. The formulas and tables are those of
+`lengths.log_t`.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from lengthwise.compiled import inlined as compiled
-from lengthwise.lengths import OUTLIVED_BELOW
-from lengthwise.policies import preemptive, residual
+from lengthwise.compiled import inlined_copies
+from lengthwise.lengths import OUTLIVED_BELOW, log_t
+from lengthwise.policies import preemptive
 from lengthwise.simulator.kernel.access import job_at, prediction_of, rank_table_at, request_at, running_at
 from lengthwise.simulator.kernel.records import GITTINS, NONE, SRPT, Record
 
-STEP, REACH, SIGMAS, NODES = residual.STEP, residual.REACH, residual.SIGMAS, residual.NODES
-SIGMA_ONE, ABOVE_ANY_RANK = residual.SIGMA_ONE, preemptive.ABOVE_ANY_RANK
-LAST_NODE = NODES - 1.001
-Z_OF, SURVIVAL_OF, FALL_OF = 0, NODES, 2 * NODES
-SIGMA_OF, FRESH_OF = 3 * NODES, 3 * NODES + SIGMAS
-INTEGRAL_OF = 3 * NODES + 2 * SIGMAS
-STRETCH_OF, LOG_RANK_OF = INTEGRAL_OF + SIGMAS * NODES, INTEGRAL_OF + 2 * SIGMAS * NODES
+ABOVE_ANY_RANK, SIGMA_ONE = preemptive.ABOVE_ANY_RANK, log_t.SIGMA_ONE
 
 
 @compiled
-def _table(engine: Record, place: int) -> float:
+def _read(engine: Record, place: int) -> float:
     return float(rank_table_at(engine, place).value)
 
 
-@compiled
-def _node(z: float) -> float:
-    return min(max((math.asinh(z) + REACH) / STEP, 0.0), LAST_NODE)
-
-
-@compiled
-def _beyond(engine: Record, z: float, at: float) -> float:
-    """Distance of z, which has its place at `at`, from the node before it."""
-    inside = z if 0.0 < at < LAST_NODE else math.sinh(at * STEP - REACH)
-    return inside - _table(engine, Z_OF + int(at))
-
-
-@compiled
-def _integral(engine: Record, at: float, beyond: float, sigma: int) -> float:
-    cell = int(at)
-    growth = (_table(engine, SIGMA_OF + sigma) - _table(engine, FALL_OF + cell)) * beyond
-    place = sigma * NODES + cell
-    return _table(engine, INTEGRAL_OF + place) + _table(engine, STRETCH_OF + place) * math.expm1(growth)
-
-
-@compiled
-def _integral_to(engine: Record, z: float, sigma: int) -> float:
-    at = _node(z)
-    return _integral(engine, at, _beyond(engine, z, at), sigma)
+_place_of, _standard_age, _share_reached, _integral_to, _uncapped_rank, _, _outlived_rest = inlined_copies(
+    log_t.place_of,
+    log_t.standard_age,
+    log_t.share_reached,
+    log_t.integral_to,
+    log_t.uncapped_rank,
+    log_t.fresh_rank,
+    log_t.outlived_rest,
+    read=_read,
+)
 
 
 @compiled
@@ -68,24 +47,18 @@ def rank(engine: Record, row: int, age: int) -> float:
     if age >= cap:
         return 0.0
     if sigma != NONE:
-        spread = _table(engine, SIGMA_OF + sigma)
-        z = (math.log(age) - known.mu) / spread
-        at = _node(z)
-        cell, beyond = int(at), _beyond(engine, z, at)
-        reached = _table(engine, SURVIVAL_OF + cell) * math.exp(-_table(engine, FALL_OF + cell) * beyond)
+        t = _standard_age(engine, age, known.mu, sigma)
+        at = _place_of(t)
+        reached = _share_reached(engine, t, at)
         if reached >= OUTLIVED_BELOW:
             if np.isnan(known.cap_integral):
-                known.cap_integral = _integral_to(engine, (math.log(cap) - known.mu) / spread, sigma)
-            rest = max(known.cap_integral - _integral(engine, at, beyond, sigma), 0.0) / reached
+                end = _standard_age(engine, cap, known.mu, sigma)
+                known.cap_integral = _integral_to(engine, end, _place_of(end), sigma)
+            rest = max(known.cap_integral - _integral_to(engine, t, at, sigma), 0.0) / reached
             if engine.policy == GITTINS:
-                low = _table(engine, LOG_RANK_OF + sigma * NODES + cell)
-                high = _table(engine, LOG_RANK_OF + sigma * NODES + cell + 1)
-                rest = min(rest, math.exp(low + (at - cell) * (high - low)))
+                rest = min(rest, _uncapped_rank(engine, at, sigma))
             return float(known.median * rest)
-    mean = _integral_to(engine, math.log(max(cap - age, 1.0) / age), SIGMA_ONE)
-    if engine.policy == GITTINS:
-        mean = min(mean, _table(engine, FRESH_OF + SIGMA_ONE))
-    return age * mean
+    return float(_outlived_rest(engine, age, cap, engine.policy == GITTINS))
 
 
 @compiled

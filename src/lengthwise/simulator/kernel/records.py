@@ -206,7 +206,7 @@ JOB: Final = np.dtype(
         ("mu", "f8"),
         ("median", "f8"),  # without the cap
         ("cap", "f8"),
-        ("sigma_index", "i8"),  # see policies.residual; -1 for a certain length
+        ("sigma_index", "i8"),  # see lengths.log_t; -1 for a certain length
         ("fresh", "f8"),  # rank before the first token
         ("cap_integral", "f8"),  # of the survival up to the cap, in medians; NaN until computed
     ]

@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 from torch.nn import functional
 
+from lengthwise.lengths.log_t import log_density
 from lengthwise.predictors.encoder import MIN_LOG_SIGMA
 
 if TYPE_CHECKING:
@@ -173,8 +174,7 @@ def soft_loss(outputs: Any, soft: Any) -> Any:
 
 def student_logpdf(t: Any) -> Any:
     """Log density of Student's t."""
-    constant = math.lgamma((NU + 1) / 2) - math.lgamma(NU / 2) - 0.5 * math.log(NU * math.pi)
-    return constant - (NU + 1) / 2 * torch.log1p(t * t / NU)
+    return float(log_density(0.0, NU)) - (NU + 1) / 2 * torch.log1p(t * t / NU)
 
 
 def student_logsf(t: Any) -> Any:
