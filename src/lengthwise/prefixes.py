@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from struct import iter_unpack
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:  # the gateway imports this module and runs without pyarrow
-    import pyarrow as pa
 
 BLOCK_TOKENS = 64
 """Tokens of a block where token ids are known."""
@@ -57,51 +54,15 @@ def hash_chunks(chunks: Iterable[bytes | memoryview], before: int = 0) -> NDArra
     return np.array(hashes, dtype=np.uint64)
 
 
-def stream_block_lists(stream_ids: NDArray[np.integer], counts: NDArray[np.integer]) -> pa.ListArray:
-    """Return one list per request: the first `counts[i]` blocks of stream `stream_ids[i]`.
-
-    Streams stand in for conversations whose text is not recorded: prompts of the same stream share their beginning,
-    two streams share nothing.
-    """
-    ends = np.cumsum(counts, dtype=np.int64)
-    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-    values = _mix(np.repeat(stream_ids, counts).astype(np.uint64), within.astype(np.uint64))
-    return block_lists(values, counts)
-
-
-def rechain(values: NDArray[np.uint64], before: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the hashes of the same blocks behind other prefixes, given by their hashes in `before`."""
-    return _mix(before, values)
-
-
-def block_lists(values: NDArray[np.uint64], counts: NDArray[np.integer]) -> pa.ListArray:
-    """Split a flat array of hashes into one list per request."""
-    import pyarrow as pa
-
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()))
-
-
-def text_block_lists(texts: Sequence[str], input_tokens: NDArray[np.integer]) -> pa.ListArray:
-    """Return `hash_text` of each prompt, as blocks of BLOCK_TOKENS tokens.
-
-    Where a text has more bytes per token than the usual four, its last blocks would lie beyond its tokens;
-    they are dropped, so that no prompt has more cached tokens than tokens.
-    """
-    hashes = [hash_text(text)[: n // BLOCK_TOKENS] for text, n in zip(texts, input_tokens, strict=True)]
-    counts = np.array([len(row) for row in hashes], np.int64)
-    return block_lists(np.concatenate([np.empty(0, np.uint64), *hashes]), counts)
-
-
 def _full_chunks(data: bytes, size: int) -> Iterable[bytes]:
     """Return the full blocks. Unpacks instead of slicing, because a router does this for every request."""
     full = memoryview(data)[: len(data) // size * size]
     return (chunk for (chunk,) in iter_unpack(f"{size}s", full)) if full else ()
 
 
-def _mix(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return 64 well-mixed bits of two numbers."""
-    return np.asarray(splitmix64(splitmix64(high + GOLDEN_GAMMA) + low), np.uint64)
+def rechain(values: NDArray[np.uint64], before: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the hashes of the same blocks behind other prefixes, given by their hashes in `before`."""
+    return np.asarray(splitmix64(splitmix64(before + GOLDEN_GAMMA) + values), np.uint64)
 
 
 def splitmix64(number: Any) -> Any:

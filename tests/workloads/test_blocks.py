@@ -9,9 +9,8 @@ from lengthwise.prefixes import (
     BLOCK_TOKENS,
     hash_text,
     hash_tokens,
-    stream_block_lists,
-    text_block_lists,
 )
+from lengthwise.workloads.columns import stream_block_lists, text_block_lists
 
 tokens = st.lists(st.integers(0, 3), max_size=40)
 

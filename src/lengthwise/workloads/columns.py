@@ -1,4 +1,4 @@
-"""Bring an Arrow table to a schema, and name the first cell that does not fit."""
+"""Arrow columns: bring a table to a schema, naming the first cell that does not fit, and block hashes as lists."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.prefixes import BLOCK_TOKENS, hash_text, rechain
 
 Source = str | Path | None
 
@@ -116,3 +117,32 @@ def _first_uncastable(column: pa.ChunkedArray, to: pa.DataType) -> int | None:
         except pa.ArrowInvalid:
             return row
     return None
+
+
+def stream_block_lists(stream_ids: NDArray[np.integer], counts: NDArray[np.integer]) -> pa.ListArray:
+    """Return one list per request: the first `counts[i]` blocks of stream `stream_ids[i]`.
+
+    Streams stand in for conversations whose text is not recorded: prompts of the same stream share their beginning,
+    two streams share nothing.
+    """
+    ends = np.cumsum(counts, dtype=np.int64)
+    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    values = rechain(within.astype(np.uint64), np.repeat(stream_ids, counts).astype(np.uint64))
+    return block_lists(values, counts)
+
+
+def block_lists(values: NDArray[np.uint64], counts: NDArray[np.integer]) -> pa.ListArray:
+    """Split a flat array of hashes into one list per request."""
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()))
+
+
+def text_block_lists(texts: Sequence[str], input_tokens: NDArray[np.integer]) -> pa.ListArray:
+    """Return `hash_text` of each prompt, as blocks of BLOCK_TOKENS tokens.
+
+    Where a text has more bytes per token than the usual four, its last blocks would lie beyond its tokens;
+    they are dropped, so that no prompt has more cached tokens than tokens.
+    """
+    hashes = [hash_text(text)[: n // BLOCK_TOKENS] for text, n in zip(texts, input_tokens, strict=True)]
+    counts = np.array([len(row) for row in hashes], np.int64)
+    return block_lists(np.concatenate([np.empty(0, np.uint64), *hashes]), counts)

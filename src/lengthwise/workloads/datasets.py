@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.files import data_folder, data_home, open_text, read_parquet_table, sample
 from lengthwise.llm_names import without_quantisation
-from lengthwise.prefixes import BLOCK_TOKENS, text_block_lists
+from lengthwise.prefixes import BLOCK_TOKENS
 from lengthwise.workloads.arrivals import gamma, generator, in_rounds, one_of_each_row
-from lengthwise.workloads.columns import require_columns
+from lengthwise.workloads.columns import require_columns, text_block_lists
 from lengthwise.workloads.length_samples import LengthSamples
 from lengthwise.workloads.workload import LeftOut, Workload
 

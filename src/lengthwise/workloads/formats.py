@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.files import atomic_path, check_readable, open_text, read_parquet_table, stem
-from lengthwise.prefixes import BLOCK_TOKENS, BYTES_PER_TOKEN, text_block_lists
+from lengthwise.prefixes import BLOCK_TOKENS, BYTES_PER_TOKEN
 from lengthwise.workloads.arrivals import generator, spread_ticks
-from lengthwise.workloads.columns import cast_column, refuse_null, refuse_twice
+from lengthwise.workloads.columns import cast_column, refuse_null, refuse_twice, text_block_lists
 from lengthwise.workloads.workload import HINTS, SCHEMA, LeftOut, Parsed, Workload
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

@@ -18,14 +18,12 @@ from lengthwise.files import sample
 from lengthwise.prefixes import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
-    block_lists,
     hash_chunks,
     hash_text,
     rechain,
-    stream_block_lists,
-    text_block_lists,
 )
 from lengthwise.workloads.arrivals import gamma, generator
+from lengthwise.workloads.columns import block_lists, stream_block_lists, text_block_lists
 from lengthwise.workloads.workload import Workload
 
 _SHAPE = 'write length:probability pairs such as "1:0.5,300:0.5"'
