@@ -198,3 +198,12 @@ def test_the_latencies_that_the_readme_states_are_those_of_the_raw_rows() -> Non
     before = mean_by_length("fcfs")[1]
     assert edges[-1] == 2048
     assert f"takes {ours[0]:.1f} s instead of {before[0]:.1f} s" in README.read_text(encoding="utf-8")
+
+
+def test_the_measured_figures_of_the_readme_are_those_of_the_study() -> None:
+    opening = README.read_text(encoding="utf-8").partition("## Quick start")[0]
+    study = (ROOT / "docs" / "studies" / "evidence.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| ([\d.]+x?) (?:better|of FCFS) (\[[\d., ]+\]) \|", opening)
+    assert len(rows) == 3
+    for figure, interval in rows:
+        assert f"{figure} {interval}" in study
