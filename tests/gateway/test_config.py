@@ -100,16 +100,11 @@ def test_the_example_file_is_valid_and_names_its_engines() -> None:
     assert example.tenants["team-a"].weight == 2
 
 
-def test_the_example_file_shows_every_setting_at_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_file_shows_every_field_of_its_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_1_KEY", "secret")
     whole = tmp_path / "whole.yaml"
     whole.write_text(re.sub(r"^(\s*)#(?=\w)", r"\1", EXAMPLE.read_text(), flags=re.MULTILINE))
-    shown, defaults = read(whole), config()
-    for name in GatewayConfig.model_fields:
-        assert name in shown.model_fields_set, f"{name} is missing in the example"
-        if name not in ("engines", "models", "tenants", "router"):
-            assert getattr(shown, name) == getattr(defaults, name), name
-    assert shown.router == shown.model_copy(update={"router": None}).chosen_router
+    shown = read(whole)
     assert EngineConfig.model_fields.keys() == shown.engines[0].model_fields_set
     assert TenantConfig.model_fields.keys() == shown.tenants["team-a"].model_fields_set
     assert all(ModelConfig.model_fields.keys() == model.model_fields_set for model in shown.models.values())

@@ -95,7 +95,8 @@ class EngineConfig(_Section):
     """One engine; a plain URL stands for an engine with defaults."""
 
     url: Annotated[str, AfterValidator(_engine_address)]
-    """Its URL, or `simulated:` and a fleet."""
+    """Its URL, with or without /v1, or `simulated:` and a fleet. Credentials in it (http://user:password@host) are sent
+    as basic authentication, in place of a client's."""
     name: Annotated[str, AfterValidator(_plain_name)] | None = None
     """Its name in answers, metrics and logs; engine-0, engine-1 and so on by its place if it has none."""
     kind: ConfiguredKind = "auto"
@@ -209,7 +210,8 @@ class GatewayConfig(_Section):
     """Whether a request without a key is refused with 401; else it belongs to the tenant `default`."""
 
     in_flight: Annotated[int, Field(ge=1)] = 64
-    """Requests that run at once on one engine; the others wait here, in the policy's order."""
+    """Requests that run at once on one engine; the others wait here, in the policy's order. Start with the engine's
+    `max_num_seqs`: fewer leave more to the policy, too few leave the engine idle."""
     admission_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.995
     """Send a request only where this quantile of the KV memory that all requests will take together fits; 0 turns it
     off. For engines that report their KV memory in /metrics, where lengths are predicted."""
@@ -218,20 +220,23 @@ class GatewayConfig(_Section):
     max_body_bytes: Annotated[int, Field(ge=1)] = 50 << 20
     """Largest request body; a larger one is refused with 413."""
     max_held_bytes: Annotated[int, Field(ge=1)] = 1 << 30
-    """Bytes of all bodies that are held at once, waiting and running; a request beyond is refused with 503."""
+    """Bytes of all bodies that are held at once, waiting and running; a request beyond is refused with 503. The process
+    needs about twice as much: a body is held raw and parsed."""
     max_header_bytes: Annotated[int, Field(ge=1)] = 64 << 10
-    """Largest head of a request; a larger one is refused with 431."""
+    """Largest head of a request, and largest trailers; larger ones are refused with 431."""
     max_connections: Annotated[int | None, Field(ge=1)] = None
-    """Open connections of clients; one more is refused with 503. Without it half the limit of open files."""
+    """Open connections of clients; one more is refused with 503. At most, and without it, half the limit of open files,
+    which is raised at the start as far as the system allows, up to 65,536."""
     stream_usage: bool = True
-    """Ask engines for the length of streamed answers (`stream_options`); removed for clients that did not ask."""
+    """Ask engines for the length of streamed answers (`stream_options`); removed for clients that did not ask. Off for
+    engines that refuse the field."""
 
     header_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Seconds until the head of a request has arrived; with TLS, until its handshake is complete."""
     body_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds until the body of a request, or 64 KiB more of it, has arrived."""
     write_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds that a client may leave its answer unread before its connection is closed."""
+    """Seconds that a client may leave its answer unread before its connection is closed and its request aborted."""
     silence_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds an engine may send nothing before its request fails with 504."""
     first_byte_timeout_s: Annotated[float, Field(gt=0)] = 120.0
@@ -270,7 +275,7 @@ class GatewayConfig(_Section):
     shutdown_timeout_s: Annotated[int, Field(ge=0)] = 30
     """Seconds a stopping gateway lets running requests finish."""
     remote_control: bool = False
-    """Accept policy changes from other machines."""
+    """Accept policy changes from other machines; with `keys` they need an admin key instead."""
 
     @property
     def chosen_router(self) -> str | None:
