@@ -24,9 +24,10 @@ from tokenizers import Tokenizer
 
 from benchmarks import cpu_microseconds, options
 from lengthwise.lengths import LogT
+from lengthwise.predictors.contract import LoadedPredictor
 from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.prefix_memory import PrefixMemory, levels_of
-from lengthwise.predictors.resolve import LoadedPredictor, load_predictor, packaged_predictors
+from lengthwise.predictors.resolve import load_predictor, packaged_predictors
 from lengthwise.reports.tables import Table, print_tables
 from lengthwise.workloads import load_castillo
 

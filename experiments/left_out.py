@@ -24,9 +24,8 @@ from lengthwise.llm_names import resolve_llm
 from lengthwise.predictors import LogTPredictions
 from lengthwise.predictors.adapt import predict_known_llms
 from lengthwise.predictors.baselines import CAP, clean_moments
-from lengthwise.predictors.contract import PredictionInput, as_logt
+from lengthwise.predictors.contract import LoadedPredictor, PredictionInput, as_logt
 from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
-from lengthwise.predictors.resolve import LoadedPredictor
 from lengthwise.reports.tables import Table, share, signed
 from lengthwise.traffic import scores
 from lengthwise.training.data import load_samples

@@ -13,8 +13,8 @@ import pytest
 from lengthwise.gateway import GatewayConfig
 from lengthwise.predictors.calibration import Adjustment
 from lengthwise.predictors.corrections import Corrections, to_part
-from lengthwise.predictors.model_file import read_model_file, write_model_file
-from lengthwise.predictors.resolve import CORRECTIONS, packaged_predictors, predictor_label
+from lengthwise.predictors.model_file import CORRECTIONS, read_model_file, write_model_file
+from lengthwise.predictors.resolve import packaged_predictors, predictor_label
 from tests.gateway.helpers import body, gateway, post, until
 
 pytestmark = pytest.mark.anyio

@@ -15,20 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import LogTPredictions, PredictionInput, load_predictor, mixture
-from lengthwise.predictors.adapt import (
-    AdaptedPredictor,
-    AdaptReport,
-    Observed,
-    adapt_file,
-    from_part,
-    read_observed,
-    to_part,
-)
-from lengthwise.predictors.mixture import NAMES, Mixture, Tilt
+from lengthwise.predictors import load_predictor, mixture
+from lengthwise.predictors.adapt import AdaptReport, Observed, adapt_file, read_observed
 from lengthwise.predictors.model_file import read_model_file
 from lengthwise.workloads import LengthSamples, load_castillo
-from tests.predictors import worlds
 
 PROMPTS = [f"prompt {i}" for i in range(30)]
 
@@ -129,65 +119,6 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
 
 def test_twenty_lengths_are_enough() -> None:
     assert Observed.of("m", PROMPTS[:20], [5] * 20, origin="here").count == 20
-
-
-NO_TILT = Tilt(np.zeros(len(NAMES)), np.zeros(len(NAMES)), np.ones(len(NAMES)))
-HALF = Mixture(np.array([0.5, 0.5, 0.0]), np.array([0.5, 0.5, 0.0]), 1.0, 2.0, NO_TILT)
-TEXT = "5.0 6.0 7.0"
-
-
-def predictor(**adapted: Mixture) -> AdaptedPredictor:
-    return AdaptedPredictor(worlds.Base(), adapted or {"me/Mine-Instruct": HALF})
-
-
-def test_a_new_llm_is_predicted_by_its_mixture_and_known_ones_are_unchanged() -> None:
-    asked = [PredictionInput(TEXT, llm, 4000) for llm in ("me/Mine-Instruct", worlds.KNOWN[2])]
-    found = predictor().predict(asked)
-    assert isinstance(found, LogTPredictions)
-    assert found.mu.tolist() == pytest.approx([6.5, 7.0])
-    assert found.sigma.tolist() == pytest.approx([2 * worlds.SIGMA, worlds.SIGMA])
-    assert [found[i].cap for i in range(2)] == [4000, 4000]
-    before = worlds.Base().predict(asked[1:])
-    assert found.sample_mean[1] == before.sample_mean[0]
-
-
-def test_sampling_mean_and_std_keep_their_ratio_to_the_median() -> None:
-    found = predictor().predict([TEXT], ["me/Mine-Instruct"])
-    assert found.sample_mean[0] / np.exp(6.5) == pytest.approx(1.1)
-    assert found.sample_std[0] / found.sample_mean[0] == pytest.approx(0.25)
-
-
-def test_a_short_name_resolves_to_the_adapted_llm_and_a_known_llm_can_be_replaced() -> None:
-    assert predictor().predict([TEXT], ["mine"])[0].quantile(0.5) == pytest.approx(np.exp(6.5))
-    found = AdaptedPredictor(worlds.Base(), {worlds.KNOWN[2]: HALF})
-    assert found.predict([TEXT], [worlds.KNOWN[2]])[0].quantile(0.5) == pytest.approx(np.exp(6.5))
-    assert found.llms == worlds.KNOWN
-
-
-def test_the_base_predicts_each_known_llm_once() -> None:
-    found = predictor()
-    found.predict([TEXT] * 3, list(worlds.KNOWN))
-    assert isinstance(found.base, worlds.Base)
-    assert found.base.asked == 3
-    assert len(found.predict([], [])) == 0
-
-
-def test_mixtures_are_stored_and_read_back_and_a_broken_part_is_named() -> None:
-    tilt = Tilt(*(np.arange(12, dtype=np.float64) + n for n in range(5)))
-    data = to_part({"m": Mixture(HALF.weights, HALF.likeness, 0.3, 1.2, tilt)}, worlds.KNOWN)
-    again = from_part(data, worlds.KNOWN, "here")["m"]
-    assert again.weights.tolist() == HALF.weights.tolist()
-    assert (again.shift, again.factor) == (0.3, 1.2)
-    assert again.tilt.spread.tolist() == tilt.spread.tolist()
-    assert np.array_equal(again.tilt.low, tilt.low)
-    assert np.array_equal(again.tilt.high, tilt.high)
-    tree = json.loads(data)
-    tree["m"]["tilt"] = {kind: numbers[:3] for kind, numbers in tree["m"]["tilt"].items()}
-    earlier = from_part(json.dumps(tree).encode(), worlds.KNOWN, "here")["m"].tilt  # of an earlier version
-    assert (earlier.spread.tolist(), earlier.low, earlier.high) == (tilt.spread.tolist(), -3.0, 3.0)
-    for broken, llms in ((b"{", worlds.KNOWN), (b'{"m": {}}', worlds.KNOWN), (data, (*worlds.KNOWN, "another"))):
-        with pytest.raises(InputError, match=r"adapted\.json.*adapt it again"):
-            from_part(broken, llms, "here")
 
 
 NEW = "me/Mine-8B"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lengthwise.predictors.contract import as_logt
-from lengthwise.predictors.resolve import LoadedPredictor, load_predictor
+from lengthwise.predictors.contract import LoadedPredictor, as_logt
+from lengthwise.predictors.resolve import load_predictor
 
 LLAMA: Final = "meta-llama/Llama-3.1-8B-Instruct"
 LONG_ENOUGH: Final = 250

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from lengthwise.predictors.mixture import NAMES, Answers, Mixture, fit_mixture, kinds, likeness
+from lengthwise.errors import InputError
+from lengthwise.predictors import LogTPredictions, PredictionInput
+from lengthwise.predictors.mixture import (
+    NAMES,
+    AdaptedPredictor,
+    Answers,
+    Mixture,
+    Tilt,
+    fit_mixture,
+    from_part,
+    kinds,
+    likeness,
+    to_part,
+)
 from tests.predictors import worlds
 
 LIKE = likeness(worlds.NEW, worlds.KNOWN)
@@ -168,3 +183,62 @@ def test_code_and_questions_have_different_features() -> None:
 
 def test_a_lone_surrogate_and_a_megabyte_are_valid_texts() -> None:
     assert np.isfinite(kinds(["\udcff", "x" * 1_000_000, ""])).all()
+
+
+NO_TILT = Tilt(np.zeros(len(NAMES)), np.zeros(len(NAMES)), np.ones(len(NAMES)))
+HALF = Mixture(np.array([0.5, 0.5, 0.0]), np.array([0.5, 0.5, 0.0]), 1.0, 2.0, NO_TILT)
+TEXT = "5.0 6.0 7.0"
+
+
+def predictor(**adapted: Mixture) -> AdaptedPredictor:
+    return AdaptedPredictor(worlds.Base(), adapted or {"me/Mine-Instruct": HALF})
+
+
+def test_a_new_llm_is_predicted_by_its_mixture_and_known_ones_are_unchanged() -> None:
+    asked = [PredictionInput(TEXT, llm, 4000) for llm in ("me/Mine-Instruct", worlds.KNOWN[2])]
+    found = predictor().predict(asked)
+    assert isinstance(found, LogTPredictions)
+    assert found.mu.tolist() == pytest.approx([6.5, 7.0])
+    assert found.sigma.tolist() == pytest.approx([2 * worlds.SIGMA, worlds.SIGMA])
+    assert [found[i].cap for i in range(2)] == [4000, 4000]
+    before = worlds.Base().predict(asked[1:])
+    assert found.sample_mean[1] == before.sample_mean[0]
+
+
+def test_sampling_mean_and_std_keep_their_ratio_to_the_median() -> None:
+    found = predictor().predict([TEXT], ["me/Mine-Instruct"])
+    assert found.sample_mean[0] / np.exp(6.5) == pytest.approx(1.1)
+    assert found.sample_std[0] / found.sample_mean[0] == pytest.approx(0.25)
+
+
+def test_a_short_name_resolves_to_the_adapted_llm_and_a_known_llm_can_be_replaced() -> None:
+    assert predictor().predict([TEXT], ["mine"])[0].quantile(0.5) == pytest.approx(np.exp(6.5))
+    found = AdaptedPredictor(worlds.Base(), {worlds.KNOWN[2]: HALF})
+    assert found.predict([TEXT], [worlds.KNOWN[2]])[0].quantile(0.5) == pytest.approx(np.exp(6.5))
+    assert found.llms == worlds.KNOWN
+
+
+def test_the_base_predicts_each_known_llm_once() -> None:
+    found = predictor()
+    found.predict([TEXT] * 3, list(worlds.KNOWN))
+    assert isinstance(found.base, worlds.Base)
+    assert found.base.asked == 3
+    assert len(found.predict([], [])) == 0
+
+
+def test_mixtures_are_stored_and_read_back_and_a_broken_part_is_named() -> None:
+    tilt = Tilt(*(np.arange(12, dtype=np.float64) + n for n in range(5)))
+    data = to_part({"m": Mixture(HALF.weights, HALF.likeness, 0.3, 1.2, tilt)}, worlds.KNOWN)
+    again = from_part(data, worlds.KNOWN, "here")["m"]
+    assert again.weights.tolist() == HALF.weights.tolist()
+    assert (again.shift, again.factor) == (0.3, 1.2)
+    assert again.tilt.spread.tolist() == tilt.spread.tolist()
+    assert np.array_equal(again.tilt.low, tilt.low)
+    assert np.array_equal(again.tilt.high, tilt.high)
+    tree = json.loads(data)
+    tree["m"]["tilt"] = {kind: numbers[:3] for kind, numbers in tree["m"]["tilt"].items()}
+    earlier = from_part(json.dumps(tree).encode(), worlds.KNOWN, "here")["m"].tilt  # of an earlier version
+    assert (earlier.spread.tolist(), earlier.low, earlier.high) == (tilt.spread.tolist(), -3.0, 3.0)
+    for broken, llms in ((b"{", worlds.KNOWN), (b'{"m": {}}', worlds.KNOWN), (data, (*worlds.KNOWN, "another"))):
+        with pytest.raises(InputError, match=r"adapted\.json.*adapt it again"):
+            from_part(broken, llms, "here")

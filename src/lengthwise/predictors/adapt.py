@@ -1,16 +1,15 @@
 """`lengthwise adapt`: add an LLM to a model file from a few of its lengths, without retraining.
 
 The lengths come from what `lengthwise collect` writes or from plain columns (`read_observed`); `adapt_file` fits a
-`Mixture` of the known LLMs and writes it into the model file; `AdaptedPredictor` predicts with it.
+`Mixture` of the known LLMs and writes it into the model file.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,18 +19,25 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP
 from lengthwise.llm_names import resolve_llm
-from lengthwise.predictors.contract import LogTPredictions, PredictionInput, Predictions, as_inputs, as_logt
+from lengthwise.predictors.calibration import MIN_LENGTHS
+from lengthwise.predictors.contract import LoadedPredictor, LogTPredictions, PredictionInput, as_logt
 from lengthwise.predictors.corrections import CorrectedPredictor, Corrections
-from lengthwise.predictors.mixture import NAMES, Answers, Mixture, Tilt, fit_mixture, kinds, likeness
-from lengthwise.predictors.model_file import read_model_file, write_model_file
-from lengthwise.predictors.resolve import ADAPTED, LoadedPredictor, load_predictor, model_path
+from lengthwise.predictors.mixture import (
+    AdaptedPredictor,
+    Answers,
+    Mixture,
+    fit_mixture,
+    kinds,
+    likeness,
+    to_part,
+)
+from lengthwise.predictors.model_file import ADAPTED, read_model_file, write_model_file
+from lengthwise.predictors.resolve import load_predictor, model_path
 from lengthwise.traffic import scores
 
 Floats = NDArray[np.float64]
 Prompt = TypeVar("Prompt", str, int)
 
-MIN_LENGTHS: Final = 20
-"""Minimum number of lengths."""
 ENOUGH: Final = 50
 """Number of lengths below which a warning is printed."""
 MIN_PROMPTS: Final = 10
@@ -182,110 +188,6 @@ def _rows_of(llms: list[str | None], llm: str | None, path: Path) -> tuple[list[
         raise InputError(f"holds lengths of {len(names)} LLMs", source=path, field="llm", hint="choose one with --llm")
     name = resolve_llm(llm, names)
     return [row for row, each in enumerate(llms) if each == name], name
-
-
-_MAX_NAMES: Final = 10_000  # names come from clients: memory stays bounded
-_MIN_LOG, _MAX_LOG = 0.0, 12.0
-
-
-@dataclass(eq=False)
-class AdaptedPredictor:
-    """The predictions of `base`, and for adapted LLMs mixtures of its predictions for known LLMs."""
-
-    base: LoadedPredictor
-    adapted: Mapping[str, Mixture]
-    card: Mapping[str, Any] = field(default_factory=dict)
-    _mixtures: dict[str, Mixture | None] = field(default_factory=dict, repr=False)
-
-    def __repr__(self) -> str:
-        return f"AdaptedPredictor({self.base!r}, {len(self.adapted)} adapted)"
-
-    @property
-    def llms(self) -> tuple[str, ...]:
-        """All known LLMs."""
-        return tuple(dict.fromkeys([*self.base.llms, *self.adapted]))
-
-    def predict(
-        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
-    ) -> Predictions:
-        """Return one prediction for each input, in order; bare prompts need as many LLM names."""
-        asked = as_inputs(inputs, llms)
-        found = [self._mixture_of(each.llm) for each in asked]
-        if not any(found):
-            return self.base.predict(asked)
-        questions: list[PredictionInput] = []
-        starts = []
-        for each, mixture in zip(asked, found, strict=True):
-            starts.append(len(questions))
-            questions += [each] if mixture is None else [replace(each, llm=llm) for llm in self.base.llms]
-        predictions = as_logt(self.base.predict(questions))
-        table = np.stack([predictions.mu, predictions.sigma, predictions.sample_mean, predictions.sample_std])
-        out = table[:, starts]
-        for number, (start, mixture) in enumerate(zip(starts, found, strict=True)):
-            if mixture is not None:
-                known = table[:, None, start : start + len(self.base.llms)]
-                out[:, number] = mixed(mixture, known, kinds([asked[number].text]))[:, 0]
-        caps = predictions.cap[starts]
-        return LogTPredictions.of(out[0], out[1], caps, nu=predictions.nu, sample_mean=out[2], sample_std=out[3])
-
-    def _mixture_of(self, name: str) -> Mixture | None:
-        """Return the mixture of an adapted LLM; None for other names, which the base predicts."""
-        if name not in self._mixtures:
-            try:
-                found = self.adapted.get(resolve_llm(name, self.llms))
-            except InputError:
-                found = None
-            if len(self._mixtures) >= _MAX_NAMES:
-                return found
-            self._mixtures[name] = found
-        return self._mixtures[name]
-
-
-def mixed(mixture: Mixture, predictions: Floats, kind: Floats) -> Floats:
-    """Return mu, sigma, sampling mean and std of the new LLM (4, n) from those of the known LLMs (4, n, L).
-
-    Sampling mean and std have the same ratio to the median as for the known LLMs, averaged by likeness.
-    """
-    mu, sigma = mixture.apply(predictions[0], predictions[1], kind)
-    mu = np.clip(mu, _MIN_LOG, _MAX_LOG)
-    ratios = [np.log(np.maximum(predictions[row], 0.5)) - predictions[0] for row in (2, 3)]
-    mean, std = (np.exp(mu + ratio @ mixture.likeness) for ratio in ratios)
-    return np.stack([mu, sigma, mean, std])
-
-
-def to_part(adapted: Mapping[str, Mixture], llms: Sequence[str]) -> bytes:
-    """Return the part of a model file that `from_part` reads."""
-    tree = {
-        name: {
-            "weights": dict(zip(llms, each.weights.tolist(), strict=True)),
-            "likeness": dict(zip(llms, each.likeness.tolist(), strict=True)),
-            "shift": each.shift,
-            "factor": each.factor,
-            "tilt": {
-                kind: numbers.tolist()
-                for kind, numbers in zip(NAMES, np.stack(np.broadcast_arrays(*astuple(each.tilt)), axis=1), strict=True)
-            },
-        }
-        for name, each in adapted.items()
-    }
-    return json.dumps(tree, indent=1).encode()
-
-
-def from_part(data: bytes, llms: Sequence[str], source: str | Path) -> dict[str, Mixture]:
-    """Return mixtures by LLM name; `llms` must be the LLMs of the base predictor."""
-    try:
-        return {
-            str(name): Mixture(
-                np.array([each["weights"][llm] for llm in llms], np.float64),
-                np.array([each["likeness"][llm] for llm in llms], np.float64),
-                float(each["shift"]),
-                float(each["factor"]),
-                Tilt(*np.array([each["tilt"][kind] for kind in NAMES], np.float64).T),
-            )
-            for name, each in json.loads(data).items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"part '{ADAPTED}' is invalid", source=source, hint="adapt it again") from error
 
 
 _SCORED_FOLDS: Final = 5

@@ -20,25 +20,20 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import LogT
 from lengthwise.predictors import corrections as corrected_by
 from lengthwise.predictors.adapt import (
-    MIN_LENGTHS,
     MIN_PROMPTS,
     by_prompt,
     known_name,
     one_thread,
     predict_known_llms,
     taken_apart,
-    to_part,
 )
-from lengthwise.predictors.calibration import Adjustment, CensoredError
-from lengthwise.predictors.contract import PredictionInput, as_logt
+from lengthwise.predictors.calibration import MIN_LENGTHS, Adjustment, CensoredError
+from lengthwise.predictors.contract import LoadedPredictor, PredictionInput, as_logt
 from lengthwise.predictors.corrections import corrected, fit_corrections
-from lengthwise.predictors.mixture import Answers, Mixture, fit_mixture, kinds, likeness
-from lengthwise.predictors.model_file import read_model_file, write_model_file
+from lengthwise.predictors.mixture import Answers, Mixture, fit_mixture, kinds, likeness, to_part
+from lengthwise.predictors.model_file import ADAPTED, CORRECTIONS, read_model_file, write_model_file
 from lengthwise.predictors.prefix_memory import PrefixMemory
 from lengthwise.predictors.resolve import (
-    ADAPTED,
-    CORRECTIONS,
-    LoadedPredictor,
     load_predictor,
     model_path,
     packaged_predictors,

@@ -41,6 +41,8 @@ Mask = NDArray[np.bool_]
 
 LEVELS: Final = (0.5, 0.9)
 """Central intervals whose coverage is calibrated."""
+MIN_LENGTHS: Final = 20
+"""Lengths of an LLM, or of a tenant, below which nothing is fitted to it alone."""
 _SHRINK: Final = 20.0  # prompts at which the estimate of an LLM and the pooled one have equal weight
 
 

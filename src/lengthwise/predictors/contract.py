@@ -142,6 +142,23 @@ class LengthPredictor(Protocol):
         """Return one prediction for each input, in order."""
 
 
+class LoadedPredictor(Protocol):
+    """A LengthPredictor that also takes bare prompts with as many LLM names."""
+
+    @property
+    def llms(self) -> tuple[str, ...]:
+        """The LLMs it knows."""
+
+    @property
+    def card(self) -> Mapping[str, Any]:
+        """What its file states: data, licences, figures and limits."""
+
+    def predict(
+        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
+    ) -> Predictions:
+        """Return one prediction for each input, in order."""
+
+
 def as_logt(predictions: Predictions) -> LogTPredictions:
     """Return log-t predictions unchanged, and others as the log-t with the same median and quartiles."""
     if isinstance(predictions, LogTPredictions):

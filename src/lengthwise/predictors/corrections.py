@@ -11,28 +11,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.calibration import Adjustment, adjusted, fit_calibration
+from lengthwise.predictors.calibration import MIN_LENGTHS, Adjustment, adjusted, fit_calibration
 from lengthwise.predictors.contract import (
+    LoadedPredictor,
     LogTPredictions,
     PredictionInput,
     Predictions,
     as_inputs,
     as_logt,
 )
-from lengthwise.predictors.resolve import CORRECTIONS, LoadedPredictor
+from lengthwise.predictors.model_file import CORRECTIONS
 
 Floats = NDArray[np.float64]
 Corrections = Mapping[tuple[str, str | None], Adjustment]
 """By LLM and tenant; the tenant None stands for those not among them."""
-
-MIN_ROWS: Final = 20
-"""Lengths below which an LLM or a tenant has no correction of its own."""
 
 
 @dataclass(eq=False)
@@ -100,12 +98,12 @@ def composed(first: Adjustment, second: Adjustment) -> Adjustment:
 def _fit(
     names: NDArray[np.object_], prediction: Floats, tokens: Floats, censored: NDArray[np.bool_]
 ) -> dict[str, Adjustment]:
-    if len(names) < MIN_ROWS:
+    if len(names) < MIN_LENGTHS:
         return {}
     caps = np.maximum(tokens, 1.0)
     columns = LogTPredictions.of(prediction[:, 0], prediction[:, 1], caps)
     fitted = fit_calibration(columns, names.tolist(), tokens, censored=censored)
-    return {name: each for name, each in fitted.by_llm.items() if each.prompts >= MIN_ROWS}
+    return {name: each for name, each in fitted.by_llm.items() if each.prompts >= MIN_LENGTHS}
 
 
 def to_part(corrections: Corrections) -> bytes:

@@ -1,4 +1,4 @@
-"""A new LLM as a mixture of known ones, from a few of its lengths.
+"""A new LLM as a mixture of known ones, from a few of its lengths, and the predictor that predicts with it.
 
 With mu_l and sigma_l the prediction for known LLM l, and y the log of a length:
 
@@ -14,20 +14,31 @@ those of an LLM like its family hardly at all. The factor is split conformal on 
 
 from __future__ import annotations
 
+import json
 import math
 import string
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
+from lengthwise.errors import InputError
 from lengthwise.lengths import log_t
-from lengthwise.llm_names import identify
+from lengthwise.llm_names import identify, resolve_llm
 from lengthwise.predictors.calibration import fit_calibration
-from lengthwise.predictors.contract import LogTPredictions
+from lengthwise.predictors.contract import (
+    LoadedPredictor,
+    LogTPredictions,
+    PredictionInput,
+    Predictions,
+    as_inputs,
+    as_logt,
+)
+from lengthwise.predictors.model_file import ADAPTED
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -288,3 +299,107 @@ def _kind(text: str) -> tuple[float, ...]:
         float(any(word in raw for word in _CODE)),
         float(raw.rstrip().endswith(b"?")),
     )
+
+
+_MAX_NAMES: Final = 10_000  # names come from clients: memory stays bounded
+_MIN_LOG, _MAX_LOG = 0.0, 12.0
+
+
+@dataclass(eq=False)
+class AdaptedPredictor:
+    """The predictions of `base`, and for adapted LLMs mixtures of its predictions for known LLMs."""
+
+    base: LoadedPredictor
+    adapted: Mapping[str, Mixture]
+    card: Mapping[str, Any] = field(default_factory=dict)
+    _mixtures: dict[str, Mixture | None] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        return f"AdaptedPredictor({self.base!r}, {len(self.adapted)} adapted)"
+
+    @property
+    def llms(self) -> tuple[str, ...]:
+        """All known LLMs."""
+        return tuple(dict.fromkeys([*self.base.llms, *self.adapted]))
+
+    def predict(
+        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
+    ) -> Predictions:
+        """Return one prediction for each input, in order; bare prompts need as many LLM names."""
+        asked = as_inputs(inputs, llms)
+        found = [self._mixture_of(each.llm) for each in asked]
+        if not any(found):
+            return self.base.predict(asked)
+        questions: list[PredictionInput] = []
+        starts = []
+        for each, mixture in zip(asked, found, strict=True):
+            starts.append(len(questions))
+            questions += [each] if mixture is None else [replace(each, llm=llm) for llm in self.base.llms]
+        predictions = as_logt(self.base.predict(questions))
+        table = np.stack([predictions.mu, predictions.sigma, predictions.sample_mean, predictions.sample_std])
+        out = table[:, starts]
+        for number, (start, mixture) in enumerate(zip(starts, found, strict=True)):
+            if mixture is not None:
+                known = table[:, None, start : start + len(self.base.llms)]
+                out[:, number] = mixed(mixture, known, kinds([asked[number].text]))[:, 0]
+        caps = predictions.cap[starts]
+        return LogTPredictions.of(out[0], out[1], caps, nu=predictions.nu, sample_mean=out[2], sample_std=out[3])
+
+    def _mixture_of(self, name: str) -> Mixture | None:
+        """Return the mixture of an adapted LLM; None for other names, which the base predicts."""
+        if name not in self._mixtures:
+            try:
+                found = self.adapted.get(resolve_llm(name, self.llms))
+            except InputError:
+                found = None
+            if len(self._mixtures) >= _MAX_NAMES:
+                return found
+            self._mixtures[name] = found
+        return self._mixtures[name]
+
+
+def mixed(mixture: Mixture, predictions: Floats, kind: Floats) -> Floats:
+    """Return mu, sigma, sampling mean and std of the new LLM (4, n) from those of the known LLMs (4, n, L).
+
+    Sampling mean and std have the same ratio to the median as for the known LLMs, averaged by likeness.
+    """
+    mu, sigma = mixture.apply(predictions[0], predictions[1], kind)
+    mu = np.clip(mu, _MIN_LOG, _MAX_LOG)
+    ratios = [np.log(np.maximum(predictions[row], 0.5)) - predictions[0] for row in (2, 3)]
+    mean, std = (np.exp(mu + ratio @ mixture.likeness) for ratio in ratios)
+    return np.stack([mu, sigma, mean, std])
+
+
+def to_part(adapted: Mapping[str, Mixture], llms: Sequence[str]) -> bytes:
+    """Return the part of a model file that `from_part` reads."""
+    tree = {
+        name: {
+            "weights": dict(zip(llms, each.weights.tolist(), strict=True)),
+            "likeness": dict(zip(llms, each.likeness.tolist(), strict=True)),
+            "shift": each.shift,
+            "factor": each.factor,
+            "tilt": {
+                kind: numbers.tolist()
+                for kind, numbers in zip(NAMES, np.stack(np.broadcast_arrays(*astuple(each.tilt)), axis=1), strict=True)
+            },
+        }
+        for name, each in adapted.items()
+    }
+    return json.dumps(tree, indent=1).encode()
+
+
+def from_part(data: bytes, llms: Sequence[str], source: str | Path) -> dict[str, Mixture]:
+    """Return mixtures by LLM name; `llms` must be the LLMs of the base predictor."""
+    try:
+        return {
+            str(name): Mixture(
+                np.array([each["weights"][llm] for llm in llms], np.float64),
+                np.array([each["likeness"][llm] for llm in llms], np.float64),
+                float(each["shift"]),
+                float(each["factor"]),
+                Tilt(*np.array([each["tilt"][kind] for kind in NAMES], np.float64).T),
+            )
+            for name, each in json.loads(data).items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"part '{ADAPTED}' is invalid", source=source, hint="adapt it again") from error

@@ -18,19 +18,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError, require_kind
 from lengthwise.llm_names import UNKNOWN
-from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Predictions
-from lengthwise.predictors.model_file import SUFFIX, ModelFile, read_model_file
+from lengthwise.predictors.contract import LengthPredictor, LoadedPredictor
+from lengthwise.predictors.model_file import ADAPTED, CORRECTIONS, SUFFIX, ModelFile, read_model_file
 from lengthwise.specs import Spec, find, parse_spec, unknown_name
 
 Kind = Literal["oracle", "none", "noisy", "history", "constant", "constant-corpus", "ask", "memory", "model", "plugin"]
@@ -40,12 +39,6 @@ MODELS: Final = Path(str(resources.files("lengthwise.predictors"))) / "models"
 """The packaged model files: predictors, and the probe of the embedded LLM."""
 
 DEFAULT_PREDICTOR: Final = "fast"
-
-ADAPTED: Final = "adapted.json"
-"""The part of a model file that holds the LLMs added by `lengthwise adapt`."""
-
-CORRECTIONS: Final = "corrections.json"
-"""The part that holds corrections by LLM and tenant, from `lengthwise adapt --from`."""
 
 _TRIAL: Final = "Why is the sky blue?"
 
@@ -68,23 +61,6 @@ class PredictorSpec:
     tau: float | None = None
     log_error: float | None = None
     model: str | None = None
-
-
-class LoadedPredictor(Protocol):
-    """A LengthPredictor that also takes bare prompts with as many LLM names."""
-
-    @property
-    def llms(self) -> tuple[str, ...]:
-        """The LLMs it knows."""
-
-    @property
-    def card(self) -> Mapping[str, Any]:
-        """What its file states: data, licences, figures and limits."""
-
-    def predict(
-        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
-    ) -> Predictions:
-        """Return one prediction for each input, in order."""
 
 
 def parse_predictor_spec(text: str) -> PredictorSpec:
@@ -159,9 +135,14 @@ def load_predictor(name: str | Path) -> LoadedPredictor:
     file = read_model_file(path)
     loaded = _load(file, path)
     if ADAPTED in file.parts:
-        loaded = _with_adapted(loaded, file, path)
+        from lengthwise.predictors import mixture  # loads SciPy's optimisers
+
+        loaded = mixture.AdaptedPredictor(loaded, mixture.from_part(file.part(ADAPTED), loaded.llms, path), file.card)
     if CORRECTIONS in file.parts:
-        loaded = _with_corrections(loaded, file, path)
+        from lengthwise.predictors import corrections
+
+        found = corrections.from_part(file.part(CORRECTIONS), path)
+        loaded = corrections.CorrectedPredictor(loaded, found, file.card)
     _check_predicts(loaded, path)
     return loaded
 
@@ -275,15 +256,3 @@ def _checked(predictor: object, name: str) -> LengthPredictor:
     if not isinstance(predictor, LengthPredictor):
         raise InputError(f"'{name}' is not a predictor", hint="it needs predict(inputs), as LengthPredictor states")
     return predictor
-
-
-def _with_adapted(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedPredictor:
-    from lengthwise.predictors.adapt import AdaptedPredictor, from_part
-
-    return AdaptedPredictor(base, from_part(file.part(ADAPTED), base.llms, path), file.card)
-
-
-def _with_corrections(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedPredictor:
-    from lengthwise.predictors.corrections import CorrectedPredictor, from_part
-
-    return CorrectedPredictor(base, from_part(file.part(CORRECTIONS), path), file.card)
