@@ -10,16 +10,48 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.simulator.kernel.records import COST, Record
 
 LINEAR: Final = 0
 ROOFLINE: Final = 1
 PIECEWISE: Final = 2
+
+Record = Any
+"""The parameters of a cost model: a record of COST, or an object with its fields."""
+
+COST: Final = np.dtype(
+    [
+        ("family", "i8"),
+        # LINEAR, seconds; see StepCost
+        ("prefill_base", "f8"),
+        ("decode_base", "f8"),
+        ("prefill_token", "f8"),
+        ("prefill_pair", "f8"),
+        ("decode", "f8"),
+        ("kv_token", "f8"),
+        # ROOFLINE, seconds, beside prefill_pair and kv_token; see Roofline
+        ("overhead", "f8"),
+        ("token", "f8"),
+        ("weights", "f8"),
+        # PIECEWISE, milliseconds; see Piecewise
+        ("n_lines", "i8"),
+        ("lines", "f8", (4, 4)),  # each: least tokens of a batch, constant, slope, square
+        ("attention_from", "f8"),
+        ("attention_below", "f8"),
+        ("attention_constant", "f8"),
+        ("attention_slope", "f8"),
+        ("halved_context", "f8"),
+        ("halved_product", "f8"),
+        ("long_from", "f8"),
+        ("long_terms", "f8", (4,)),  # constant, new tokens, context, both
+        ("divisor", "f8"),
+    ]
+)
+"""The parameters of a cost model; only those of its family are used."""
 
 
 def chunk_cost(cost: Record, begin: int, end: int) -> float:

@@ -23,8 +23,7 @@ from lengthwise.policies.base import last_of_largest
 from lengthwise.policies.queue import PolicyQueue, TokenRate
 from lengthwise.simulator.costs import chunk_cost, step_s
 from lengthwise.simulator.fleet import EngineSpec
-from lengthwise.simulator.kernel.records import SAMPLE, SAMPLE_EVERY_S, SAMPLES
-from lengthwise.simulator.outcome import EngineOutcome, Timeline
+from lengthwise.simulator.outcome import MAX_SAMPLES, SAMPLE, SAMPLE_EVERY_S, EngineOutcome, Timeline
 from lengthwise.simulator.traffic import Traffic, block_ratio
 
 
@@ -143,16 +142,26 @@ class BlockPool:
 
 
 @dataclass(eq=False, slots=True)
-class EngineRequest:
-    """A request inside an engine."""
+class Request:
+    """A request inside an engine; `job` is what the policy sees of it."""
 
     job: Job
     row: int
     arrival: float
     output_tokens: int
-    hashes: list[int]
+    predicted_lengths: Sequence[int] = ()
+    """For admission, rising: see `policies.admission.length_levels`."""
     transferred_kv_tokens: int = 0
+    """Tokens whose KV another engine has sent; 0 after admission."""
     missing_kv_tokens: int = 0
+    """Leading ones among them, not sent because they were cached here."""
+    started: float = math.nan
+    first_token: float = math.nan
+    finish: float = math.nan
+    initial_cached: int = 0
+    """Tokens in the prefix cache when it was first admitted."""
+    recomputed: int = 0
+    """Tokens computed again after preemptions."""
     computed: int = 0
     """Tokens in KV memory."""
     scheduled: int = 0
@@ -179,7 +188,7 @@ def _raise(error: Exception) -> None:
 class Engine:
     """vLLM's v1 scheduler in virtual time, readable and slow.
 
-    It writes moments and counts to `traffic.requests`, which engines share, but only to the rows sent to it.
+    Requests are its own objects. It writes their moments and counts to `traffic.requests`, which engines share.
     """
 
     def __init__(self, spec: EngineSpec, policy: Policy, traffic: Traffic, *, decision_s: float = 0.0) -> None:
@@ -188,7 +197,7 @@ class Engine:
         self.pool = BlockPool(spec.kv_blocks, caching=spec.prefix_caching)
         self._joint = JointAdmission(spec.kv_blocks * spec.block_size, spec.block_size, spec.admission_quantile)
         self.queue = PolicyQueue(policy, spec.max_num_seqs, on_failure=_raise)
-        self.running: list[EngineRequest] = []
+        self.running: list[Request] = []
         self.settled = 0
         parameters = spec.cost.parameters()
         self._cost = SimpleNamespace(**{name: parameters[name].tolist() for name in parameters.dtype.names})
@@ -199,19 +208,19 @@ class Engine:
             and traffic.workload.has_blocks
             and (policy.rekey in ("on_progress", "on_time") or policy.rounds() is not None)
         )
-        self._arriving: deque[EngineRequest] = deque()
-        self._unpredicted: deque[EngineRequest] = deque()
-        self._waiting: dict[str, EngineRequest] = {}
+        self._arriving: deque[Request] = deque()
+        self._unpredicted: deque[Request] = deque()
+        self._waiting: dict[str, Request] = {}
         self._refused: set[int] = set()
         self._rate, self._generated = TokenRate(), 0
-        self._no_victim_for: EngineRequest | None = None  # the head of the queue for which the policy preempts nothing
+        self._no_victim_for: Request | None = None  # the head of the queue for which the policy preempts nothing
         self._steps_since_check = 0
         self._rows: list[int] = []
         self._events: list[int] = []  # a row: admitted; -1 - row: finished
         self._reported = 0
         self._steps = self._peak_blocks = 0
         self._busy_s = self._block_seconds = 0.0
-        self._samples = np.zeros(SAMPLES, SAMPLE)
+        self._samples = np.zeros(MAX_SAMPLES, SAMPLE)
         self._n_samples, self._sample_at, self._sample_every = 0, 0.0, SAMPLE_EVERY_S
 
     def submit(self, rows: NDArray[np.integer]) -> None:
@@ -220,18 +229,20 @@ class Engine:
             record = self.traffic.requests[row]
             job = self.traffic.job(row)
             job.preemptions = int(record["preemptions"])
-            hashes = [int(value) for value in job.blocks]
-            request = EngineRequest(job, row, float(record["arrival"]), int(record["output"]), hashes)
+            request = Request(job, row, float(record["arrival"]), int(record["output"]))
+            request.recomputed = int(record["recomputed"])
             request.transferred_kv_tokens = int(record["transferred_kv_tokens"])
             request.missing_kv_tokens = int(record["missing_kv_tokens"])
+            if self.spec.admission in ("peak", "reserve"):
+                request.predicted_lengths = self.traffic.predicted_length[row].tolist()
             self.enqueue(request)
 
-    def enqueue(self, request: EngineRequest) -> None:
-        """Send one request; `traffic.requests` has its record."""
+    def enqueue(self, request: Request) -> None:
+        """Send one request."""
         self._rows.append(request.row)
         self._arriving.append(request)
 
-    def abort(self, request: EngineRequest) -> None:
+    def abort(self, request: Request) -> None:
         """Remove a request that has not finished, wherever it is; called between steps."""
         if request in self.running:
             self._release(request)
@@ -289,19 +300,19 @@ class Engine:
                 self._refused.add(request.row)
                 self.settled += 1
 
-    def _receive_prediction(self, request: EngineRequest) -> None:
+    def _receive_prediction(self, request: Request) -> None:
         self.traffic.jobs.set_prediction(request.job, request.row, stage=-1)
         if request.job.id in self._waiting:
             self.queue.update(request.job, self.now)
         self._no_victim_for = None
 
-    def _wait(self, request: EngineRequest) -> None:
+    def _wait(self, request: Request) -> None:
         request.job.cached_tokens = len(self._hits(request)) * self.spec.block_size if self._reports_cached else 0
         self._waiting[request.job.id] = request
         self.queue.running = len(self.running)
         self.queue.push(request.job, self.now, front=request.job.preemptions > 0)
 
-    def _head(self) -> EngineRequest | None:
+    def _head(self) -> Request | None:
         self.queue.running = len(self.running)
         job = self.queue.peek(self.now)
         return None if job is None else self._waiting[job.id]
@@ -367,7 +378,7 @@ class Engine:
             admitted += 1
         return admitted
 
-    def _start(self, request: EngineRequest, hits: list[Block], computed: int, budget: int) -> None:
+    def _start(self, request: Request, hits: list[Block], computed: int, budget: int) -> None:
         for block in hits:
             self.pool.use(block)
         request.blocks, request.named = list(hits), len(hits)
@@ -376,10 +387,10 @@ class Engine:
         request.scheduled = min(request.tokens - computed, budget)
         self.running.append(request)
         self._allocate(request, computed + request.scheduled)
-        record = self.traffic.requests[request.row]
-        record["recomputed"] += max(0, request.max_computed - computed)
-        if math.isnan(record["started"]):
-            record["started"], record["initial_cached"] = self.now, computed
+        request.recomputed += max(0, request.max_computed - computed)
+        if math.isnan(request.started):
+            request.started, request.initial_cached = self.now, computed
+        self._write(request)
         self._events.append(request.row)
         self._no_victim_for = None
 
@@ -417,20 +428,20 @@ class Engine:
             self._rate.observe(self.now, self._generated, waiting=bool(self._waiting))
             self.queue.tokens_per_s = self._rate.per_s
 
-    def _generate(self, request: EngineRequest) -> None:
+    def _generate(self, request: Request) -> None:
         request.job.generated += 1
         self._generated += 1
-        record = self.traffic.requests[request.row]
-        if math.isnan(record["first_token"]):
-            record["first_token"] = self.now
+        if math.isnan(request.first_token):
+            request.first_token = self.now
         if request.job.generated == request.output_tokens:
-            record["finish"], record["generated"] = self.now, request.output_tokens
+            request.finish = self.now
+            self._write(request)
             self._release(request)
             self._events.append(-1 - request.row)
             self.settled += 1
             self.queue.finished(request.job)
 
-    def _preempt(self, victim: EngineRequest) -> None:
+    def _preempt(self, victim: Request) -> None:
         """Take a running request's memory; its tokens so far are computed again as part of its prompt."""
         for block in victim.blocks[victim.computed // self.spec.block_size : victim.named]:
             self.pool.evict(block)  # its step does not run, so the block is not computed
@@ -438,10 +449,17 @@ class Engine:
         victim.max_computed = max(victim.max_computed, victim.computed)
         victim.computed = victim.scheduled = 0
         victim.job.preemptions += 1
-        self.traffic.requests[victim.row]["preemptions"] += 1
+        self._write(victim)
         self._wait(victim)
 
-    def _release(self, request: EngineRequest) -> None:
+    def _write(self, request: Request) -> None:
+        """Write what the rest of the simulation reads of a request: when it is admitted, preempted and finished."""
+        record = self.traffic.requests[request.row]
+        for name in ("started", "first_token", "finish", "initial_cached", "recomputed"):
+            record[name] = getattr(request, name)
+        record["generated"], record["preemptions"] = request.job.generated, request.job.preemptions
+
+    def _release(self, request: Request) -> None:
         self.running.remove(request)
         self.pool.give_back(request.blocks)
         request.blocks, request.named = [], 0
@@ -455,18 +473,19 @@ class Engine:
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.spec.block_size)
 
-    def _identity(self, request: EngineRequest, position: int) -> Identity:
+    def _identity(self, request: Request, position: int) -> Identity:
         """Content of the full block at a position of a request."""
         if self._blocks_per_hash:
             which, part = divmod(position, self._blocks_per_hash)
         else:
             which, part = (position + 1) * self._hashes_per_block - 1, 0
         # The last hash of a trace may stand for a block that is not full.
-        if which < len(request.hashes) and (position + 1) * self.spec.block_size <= request.job.prompt_tokens:
-            return "prefix", request.hashes[which], part
+        hashes = request.job.blocks
+        if which < len(hashes) and (position + 1) * self.spec.block_size <= request.job.prompt_tokens:
+            return "prefix", int(hashes[which]), part
         return "request", request.row, position
 
-    def _hits(self, request: EngineRequest) -> list[Block]:
+    def _hits(self, request: Request) -> list[Block]:
         """Leading blocks that are in the prefix cache; at least the last token is left to compute."""
         hits: list[Block] = []
         while self.pool.caching and len(hits) < (request.tokens - 1) // self.spec.block_size:
@@ -476,7 +495,7 @@ class Engine:
             hits.append(block)
         return hits
 
-    def _computed_on_admission(self, request: EngineRequest, hits: int) -> int:
+    def _computed_on_admission(self, request: Request, hits: int) -> int:
         """Tokens that need not be computed: cached ones, or those whose KV another engine has sent.
 
         Leading tokens that were not sent, because they were cached here, must not have been evicted since.
@@ -484,7 +503,7 @@ class Engine:
         cached = hits * self.spec.block_size
         return max(cached, request.transferred_kv_tokens) if cached >= request.missing_kv_tokens else cached
 
-    def _allocate(self, request: EngineRequest, tokens: int) -> bool:
+    def _allocate(self, request: Request, tokens: int) -> bool:
         """Take blocks so that a running request can hold `tokens`; False where too few are free."""
         missing = self._blocks_for(tokens) - len(request.blocks)
         if missing > len(self.pool.free):
@@ -497,7 +516,7 @@ class Engine:
             request.named = position + 1
         return True
 
-    def _fits(self, request: EngineRequest) -> bool:
+    def _fits(self, request: Request) -> bool:
         """Whether KV memory admits a request now, by the engine's admission rule."""
         hits = self._hits(request)
         need = self._blocks_for(request.tokens) - len(hits) + sum(block.users == 0 for block in hits)
@@ -513,16 +532,15 @@ class Engine:
             return self._joint.admits(request.job, jobs, [job.generated for job in jobs])
         return sum(map(self._reservation, [*self.running, request])) <= self.pool.size
 
-    def _demand(self, request: EngineRequest) -> KvDemand:
-        levels = self.traffic.predicted_length[request.row].tolist()
-        return KvDemand(request.tokens, predicted_remaining(levels, request.job.generated))
+    def _demand(self, request: Request) -> KvDemand:
+        return KvDemand(request.tokens, predicted_remaining(request.predicted_lengths, request.job.generated))
 
-    def _reservation(self, request: EngineRequest) -> int:
+    def _reservation(self, request: Request) -> int:
         """Blocks for the prompt and the granted answer; the last token is never computed and needs no slot."""
-        request.granted = request.granted or int(self.traffic.predicted_length[request.row][0])
+        request.granted = request.granted or request.predicted_lengths[0]
         return min(self._blocks_for(request.job.prompt_tokens + request.granted - 1), self.pool.size)
 
-    def _exceeds_reservation(self, request: EngineRequest, tokens: int) -> bool:
+    def _exceeds_reservation(self, request: Request, tokens: int) -> bool:
         """Whether a request outgrows its reservation; it is then preempted and granted twice as much (S3)."""
         if self.spec.admission != "reserve" or self._blocks_for(tokens) <= self._reservation(request):
             return False
@@ -540,10 +558,7 @@ class Engine:
         """Tokens of a request's prompt that are in the prefix cache now."""
         job = self.traffic.job(row)
         job.generated = 1
-        return (
-            len(self._hits(EngineRequest(job, row, 0.0, 0, [int(value) for value in job.blocks])))
-            * self.spec.block_size
-        )
+        return len(self._hits(Request(job, row, 0.0, 0))) * self.spec.block_size
 
     def happened(self, until: float) -> list[tuple[int, bool]]:
         """Return new events up to a time: (row, False) for an admission, (row, True) for a finish."""

@@ -115,15 +115,7 @@ def admission_quantile(fleet: Fleet) -> float | None:
 
 
 _TIMES = ("started", "first_token", "finish")  # fields of a request that are unknown again after its engine failed
-_PROGRESS = (
-    "generated",
-    "max_computed",
-    "cached",
-    "initial_cached",
-    "granted_tokens",
-    "retained",
-    "round",
-)  # and those that are 0 again
+_PROGRESS = ("generated", "initial_cached")  # and those that are 0 again
 
 
 def decision_times(arrival: NDArray[np.float64], routing_s: float) -> NDArray[np.float64]:
@@ -251,6 +243,5 @@ class FleetRun:
             requests[name][rows] = np.nan
         for name in _PROGRESS:
             requests[name][rows] = 0
-        requests["heap_index"][rows] = -1
         self.resubmissions[rows] += 1
         self._resubmitted.extend((row, now) for row in rows.tolist())

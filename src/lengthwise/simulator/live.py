@@ -18,10 +18,9 @@ import math
 import time
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Annotated, Any, Final, Self, cast
+from typing import Annotated, Any, Final, Self
 from urllib.parse import parse_qsl
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from lengthwise.errors import InputError
@@ -29,9 +28,10 @@ from lengthwise.policies import Job, Policy, make_policy
 from lengthwise.policies.admission import length_levels
 from lengthwise.prefixes import BLOCK_TOKENS
 from lengthwise.settings import validated
-from lengthwise.simulator.engine import Engine, EngineRequest
+from lengthwise.simulator.engine import Engine, Request
 from lengthwise.simulator.fleet import EngineSpec, Fleet
-from lengthwise.simulator.traffic import JobTable, Traffic
+from lengthwise.simulator.predictions import predict_workload
+from lengthwise.simulator.traffic import Traffic
 from lengthwise.workloads.workload import SCHEMA, Workload
 
 SCHEME: Final = "simulated:"
@@ -91,7 +91,7 @@ class SimulatedFleet:
 class Generation:
     """An answer in progress: the tokens that are visible, and an event that is set when there are more."""
 
-    request: EngineRequest
+    request: Request
     stop: bool
     """Whether it ends by itself, not by `max_tokens`."""
     streams: bool
@@ -103,18 +103,12 @@ class Generation:
 
 
 class ClientEngine(Engine):
-    """The simulator's engine for requests that are not known in advance: `traffic` holds only those in the engine."""
+    """The simulator's engine for requests that are not known in advance: `traffic` is empty."""
 
     def __init__(self, spec: EngineSpec, policy: Policy) -> None:
         workload = Workload(SCHEMA.empty_table(), "clients", BLOCK_TOKENS if spec.prefix_caching else None)
-        self.records: dict[int, dict[str, float]] = {}
-        self.levels: dict[int, Any] = {}
-        empty: Any = np.zeros(0)
-        traffic = Traffic(
-            cast("Any", self.records), JobTable(empty), empty, empty, cast("Any", self.levels), workload, empty
-        )
-        super().__init__(spec, policy, traffic)
-        self.finished: list[EngineRequest] = []
+        super().__init__(spec, policy, Traffic.of(workload, predict_workload(workload, "none")))
+        self.finished: list[Request] = []
         self._numbers = count()
 
     @property
@@ -127,22 +121,16 @@ class ClientEngine(Engine):
         """Whether a request is in the engine."""
         return bool(self.running or self._waiting or self._arriving)
 
-    def add(self, job: Job, tokens: int) -> EngineRequest:
+    def add(self, job: Job, tokens: int) -> Request:
         """Send a request that will have `tokens` tokens; its job gets an id."""
         row = next(self._numbers)
         job.id = str(row)
-        self.records[row] = dict.fromkeys(("started", "first_token", "finish"), math.nan)
-        self.records[row] |= dict.fromkeys(("preemptions", "recomputed", "initial_cached"), 0)
-        if self.spec.admission != "prompt":
-            self.levels[row] = length_levels(job.mu, job.sigma, job.cap, self.spec.admission_quantile)[0]
-        request = EngineRequest(job, row, job.arrival, tokens, list(job.blocks))
+        request = Request(job, row, job.arrival, tokens)
+        if self.spec.admission in ("peak", "reserve"):
+            levels = length_levels(job.mu, job.sigma, job.cap, self.spec.admission_quantile)
+            request.predicted_lengths = levels[0].tolist()
         self.enqueue(request)
         return request
-
-    def drop(self, request: EngineRequest) -> dict[str, float]:
-        """Return the record of a request that has left, and forget it."""
-        self.levels.pop(request.row, None)
-        return self.records.pop(request.row)
 
     def catch_up(self, until: float) -> None:
         """Run the steps that begin before a time, but not too many at once."""
@@ -152,7 +140,10 @@ class ClientEngine(Engine):
         self._events.clear()
         self._rows.clear()
 
-    def _generate(self, request: EngineRequest) -> None:
+    def _write(self, request: Request) -> None:
+        """Do nothing: requests keep their own moments and counts."""
+
+    def _generate(self, request: Request) -> None:
         super()._generate(request)
         if request.job.generated == request.output_tokens:
             self.finished.append(request)
@@ -227,15 +218,14 @@ class LiveEngine:
 
     def _settle(self, generation: Generation, reason: str) -> None:
         request = generation.request
-        record = self._engine.drop(request)
         del self._generations[request.row]
         self.totals[reason] += 1
-        self.totals["preemptions"] += int(record["preemptions"])
+        self.totals["preemptions"] += request.job.preemptions
         self.totals["generated"] += request.job.generated
-        if not math.isnan(record["started"]):
+        if not math.isnan(request.started):
             self.totals["prompt"] += request.job.prompt_tokens
             self.totals["queries"] += request.job.prompt_tokens
-            self.totals["hits"] += int(record["initial_cached"])
+            self.totals["hits"] += request.initial_cached
 
     def metrics(self) -> str:
         """Return the load and counts under vLLM's names."""

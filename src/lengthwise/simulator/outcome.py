@@ -13,12 +13,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lengthwise.routers import Costs
-from lengthwise.simulator.kernel.records import Records
 from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, latencies, summarise
+from lengthwise.simulator.traffic import Records
 from lengthwise.workloads import Workload
 
 TRACE_COLUMNS: Final = ("candidates", "terms", "costs")
 """The columns of a `RoutingTrace`."""
+
+
+MAX_SAMPLES: Final = 1024  # at most, of one engine
+SAMPLE_EVERY_S: Final = 0.25  # at first
+
+SAMPLE: Final = np.dtype([("time", "f8"), ("waiting", "i4"), ("running", "i4"), ("blocks", "i4")])
+"""How full an engine was at one moment."""
 
 
 @dataclass(frozen=True, eq=False)

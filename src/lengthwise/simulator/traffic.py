@@ -1,4 +1,4 @@
-"""The requests of a simulation, shared by its engines: records, prefix hashes, and predictions as job columns."""
+"""The requests of a simulation, shared by its engines: their records, prefix hashes, and predictions as job columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from lengthwise.lengths import wide_prior
 from lengthwise.policies import Job, JobColumns
 from lengthwise.policies.admission import LENGTH_LEVELS, length_levels
 from lengthwise.simulator.fleet import EngineSpec
-from lengthwise.simulator.kernel.records import REQUEST, Records
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.workloads import Workload
 
@@ -25,25 +24,29 @@ Table = NDArray[np.float64]
 _MAX_TOKENS = 1 << 30  # of one request: counts are 32 bits wide
 _NAMES: Final = [field.name for field in fields(JobColumns)]
 _PREDICTED: Final = ("expected", "tail", "mu", "sigma", "cap", "initial_expected")
-_GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
-    _NAMES.index(name) for name in ("generated", "cached_tokens", "round_number", "preemptions")
+_GENERATED: Final = _NAMES.index("generated")
+
+REQUEST: Final = np.dtype(
+    [
+        ("arrival", "f8"),  # at its engine
+        ("started", "f8"),  # NaN until then, as the next two
+        ("first_token", "f8"),
+        ("finish", "f8"),
+        ("prompt", "i4"),  # tokens, as the next two
+        ("output", "i4"),  # true length; only the engine reads it
+        ("generated", "i4"),  # current while it waits and once it has finished
+        ("priority", "i4"),
+        ("preemptions", "i4"),
+        ("recomputed", "i4"),  # tokens computed again after preemptions
+        ("initial_cached", "i4"),  # tokens in the prefix cache when it was first admitted
+        ("transferred_kv_tokens", "i4"),  # tokens whose KV another engine has sent; 0 after admission
+        ("missing_kv_tokens", "i4"),  # leading ones among them, not sent because they were cached here
+    ]
 )
+"""One request: what an engine is told of it, and when and how it was served."""
 
-
-@dataclass(frozen=True, slots=True)
-class JobProgress:
-    """The state of requests at one moment: their records, and the answer tokens that exist."""
-
-    rows: Rows
-    requests: Records
-    generated: Rows
-
-    def of(self, table: Table) -> Table:
-        """Return the columns of these requests."""
-        columns = table[:, self.rows]
-        columns[_GENERATED], columns[_CACHED] = self.generated, self.requests["cached"]
-        columns[_ROUND], columns[_PREEMPTIONS] = self.requests["round"], self.requests["preemptions"]
-        return columns
+Records = np.recarray[Any, Any]
+"""An array of such records."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,8 @@ class JobTable:
 
     @property
     def stages(self) -> tuple[JobColumns, ...]:
-        """The same as JobColumns."""
+        """The columns of jobs by stage: before a late prediction, and with it."""
         return tuple(JobColumns(*table) for table in self.tables)
-
-    def at(self, progress: JobProgress, now: float) -> JobColumns:
-        """Return the columns of some requests at a time, with the predictions that have arrived by then."""
-        columns = progress.of(self.predicted)
-        if self.late is not None:
-            early = now < progress.requests["arrival"] + self.delay_s
-            columns = np.where(early, progress.of(self.late), columns)
-        return JobColumns(*columns)
 
     def set_prediction(self, job: Job, row: int, *, stage: int) -> None:
         """Set a job's prediction to that of a request at a stage (0: first, -1: last)."""
@@ -146,7 +141,6 @@ class Traffic:
         requests["output"] = workload.output_tokens
         requests["generated"] = generated
         requests["priority"] = workload.priority
-        requests["heap_index"] = -1
         known, has_blocks = jobs.stages[-1], workload.has_blocks
         return cls(
             requests=cast("Records", requests),
@@ -173,7 +167,6 @@ class Traffic:
             arrival=float(self.workload.arrival_s[row]),
             prompt_tokens=int(record["prompt"]),
             priority=int(record["priority"]),
-            cached_tokens=int(record["cached"]),
             generated=int(record["generated"]),
             blocks=self.workload.blocks(row).tolist() if self.workload.has_blocks else (),
             **{name: values[row] for name, values in self._attributes.items()},

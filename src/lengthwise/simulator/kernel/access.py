@@ -54,6 +54,7 @@ def copy(typing_context: Any, to: Any, source: Any) -> Any:
 
 
 request_at = _at("requests")
+progress_at = _at("progress")
 key_at = _at("keys")  # at (column * stages + stage) * requests + row
 predicted_length_at = _at("predicted_length")  # at row * n_levels + level
 hash_offset_at = _at("hash_offsets")
@@ -83,4 +84,4 @@ scratch_at = _at("scratch")
 @inlined
 def prediction_of(engine: Record, row: int) -> int:
     """Index of a request's prediction, by whether a late one has arrived, in arrays of [stage, request]."""
-    return int(request_at(engine, row).predicted * engine.requests_size + row)
+    return int(progress_at(engine, row).predicted * engine.requests_size + row)

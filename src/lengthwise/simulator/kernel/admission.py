@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from lengthwise.compiled import inlined as compiled
-from lengthwise.simulator.kernel.access import copy, predicted_length_at, request_at, running_at, scratch_at
+from lengthwise.simulator.kernel.access import (
+    copy,
+    predicted_length_at,
+    progress_at,
+    request_at,
+    running_at,
+    scratch_at,
+)
 from lengthwise.simulator.kernel.memory import needed
 from lengthwise.simulator.kernel.records import FUTURE_PEAK, INDEFINITELY, RESERVATION, Record
 
@@ -21,11 +28,12 @@ def _predicted_left(engine: Record, row: int, generated: int) -> int:
 @compiled
 def _reservation(engine: Record, row: int) -> int:
     """Blocks for the prompt and the granted answer, at most all."""
-    request = request_at(engine, row)
-    if not request.granted_tokens:
-        request.granted_tokens = predicted_length_at(engine, row * engine.n_levels).value
+    progress = progress_at(engine, row)
+    if not progress.granted_tokens:
+        progress.granted_tokens = predicted_length_at(engine, row * engine.n_levels).value
     # The last token is never computed and needs no slot.
-    return min(needed(request.prompt + request.granted_tokens - 1, engine.block_size), engine.n_blocks)
+    tokens = request_at(engine, row).prompt + progress.granted_tokens - 1
+    return min(needed(tokens, engine.block_size), engine.n_blocks)
 
 
 @compiled
@@ -112,6 +120,6 @@ def exceeds_reservation(engine: Record, position: int, tokens: int) -> bool:
     if engine.admission != RESERVATION or needed(tokens, engine.block_size) <= _reservation(engine, row):
         return False
     release(engine, row)
-    request_at(engine, row).granted_tokens *= 2
+    progress_at(engine, row).granted_tokens *= 2
     reserve(engine, row)
     return True

@@ -18,6 +18,7 @@ from lengthwise.simulator.kernel.access import (
     copy,
     median_at,
     prediction_of,
+    progress_at,
     request_at,
     target_at,
 )
@@ -84,7 +85,7 @@ def admitted(engine: Record, row: int) -> None:
 @compiled
 def set_prediction(engine: Record, row: int) -> None:
     """Apply a late prediction."""
-    if request_at(engine, row).heap_index >= 0:
+    if progress_at(engine, row).heap_index >= 0:
         _fill(engine, _find(engine, row), row)
 
 

@@ -14,6 +14,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +30,7 @@ from lengthwise.lengths import log_t
 from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
 from lengthwise.policies.arrival_order import Boost, Hrrn, Lpm, Preble
 from lengthwise.policies.base import BasePolicy, last_of_largest
+from lengthwise.policies.job import COLUMN_NAMES
 from lengthwise.policies.lengthwise import Lengthwise, length_bin
 from lengthwise.policies.preemptive import Gittins, Srpt
 from lengthwise.policies.slo import PRIOR_MU, Slo, length_bins
@@ -36,12 +38,14 @@ from lengthwise.simulator import costs
 from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel import loop, memory
 from lengthwise.simulator.kernel import records as r
-from lengthwise.simulator.kernel.records import Record, Records
-from lengthwise.simulator.outcome import EngineOutcome, Timeline
-from lengthwise.simulator.traffic import JobProgress, JobTable, Traffic, block_ratio
+from lengthwise.simulator.kernel.records import Record
+from lengthwise.simulator.outcome import MAX_SAMPLES, SAMPLE, SAMPLE_EVERY_S, EngineOutcome, Timeline
+from lengthwise.simulator.traffic import JobTable, Records, Rows, Table, Traffic, block_ratio
 
 _log = logging.getLogger(__name__)
 _run, _cached_blocks = loop.run, memory.cached_blocks
+_UNSENT: Final = np.zeros(1, r.PROGRESS)
+_UNSENT["heap_index"] = -1
 _UNLIMITED: Final = np.iinfo(np.int64).max
 _KEYS_BYTES: Final = 64 << 20  # for columns of keys, one per level of the queue
 _LEVELS: Final = 4096  # remembered levels: a power of two
@@ -56,12 +60,16 @@ _COMPILED: Final[dict[type, int]] = {
     Gittins: r.GITTINS,
     Lpm: r.LPM,
 }
+_GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
+    COLUMN_NAMES.index(name) for name in ("generated", "cached_tokens", "round_number", "preemptions")
+)
 _ADMISSION: Final = {"prompt": r.WHOLE_PROMPT, "peak": r.FUTURE_PEAK, "reserve": r.RESERVATION}
 
 
 def _fingerprint() -> int:
     folders = Path(__file__).parent, Path(policies.__file__).parent
-    others = Path(costs.__file__), Path(log_t.__file__), Path(prefixes.__file__)
+    modules = [Path(costs.__file__).with_name(name) for name in ("costs.py", "outcome.py", "traffic.py")]
+    others = *modules, Path(log_t.__file__), Path(prefixes.__file__)
     sources = sorted([*others, *(source for folder in folders for source in folder.glob("*.py"))])
     return int.from_bytes(sha256(b"".join(source.read_bytes() for source in sources)).digest()[:7], "big")
 
@@ -102,8 +110,32 @@ def _announce_compiling() -> None:
             marker.touch()
 
 
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """Some requests at one moment: their records, what the kernel notes of them, and the answer tokens that exist."""
+
+    rows: Rows
+    requests: Records
+    progress: Records
+    generated: Rows
+
+    def of(self, table: Table) -> Table:
+        """Return the columns of these requests."""
+        columns = table[:, self.rows]
+        columns[_GENERATED], columns[_CACHED] = self.generated, self.progress["cached"]
+        columns[_ROUND], columns[_PREEMPTIONS] = self.progress["round"], self.requests["preemptions"]
+        return columns
+
+    def jobs(self, known: JobTable, now: float) -> JobColumns:
+        """Return the columns at a time, with the predictions that have arrived by then."""
+        columns = self.of(known.predicted)
+        if known.late is not None:
+            columns = np.where(now < self.requests["arrival"] + known.delay_s, self.of(known.late), columns)
+        return JobColumns(*columns)
+
+
 class PolicyKeys:
-    """The policy's keys for all engines of a simulation.
+    """The policy's keys for all engines of a simulation, and what the kernel notes of each request (`progress`).
 
     `keys[column, stage, request]` holds what is known in advance: one column where keys never go stale, one per level
     of the queue where they depend on it; a stage each before and after a late prediction.
@@ -115,6 +147,7 @@ class PolicyKeys:
         self.changed = 0  # how often columns were reassigned to other levels
         self._columns: dict[int, int] = {}
         self.keys = np.zeros((1, len(jobs.tables), len(jobs)))
+        self.progress = np.zeros(len(jobs), r.PROGRESS)
         self._most = max(2, _KEYS_BYTES // max(1, self.keys.nbytes))
         if policy.rekey in ("never", "on_progress"):
             self._fill(0, QueueView(), 0.0)
@@ -183,7 +216,7 @@ class PolicyKeys:
     def rekey(self, progress: JobProgress, view: QueueView, now: float) -> None:
         """Compute the keys of some requests again, in the only column."""
         if self.policy.rekey == "on_time":
-            self.keys[0, :, progress.rows] = self.policy.keys(self.jobs.at(progress, now), view, now)[:, None]
+            self.keys[0, :, progress.rows] = self.policy.keys(progress.jobs(self.jobs, now), view, now)[:, None]
             return
         for stage, table in enumerate(self.jobs.tables):  # a late prediction may arrive while they wait
             self.keys[0, stage, progress.rows] = self.policy.keys(JobColumns(*progress.of(table)), view, now)
@@ -211,7 +244,7 @@ class CompiledEngine:
         self._arrays: dict[str, NDArray[Any]] = {}
         arrays = _engine_arrays(spec, traffic, by_level=keys.policy.rekey == "on_level")
         shared = {name: getattr(traffic, name) for name in r.SHARED}
-        self._use(**arrays, **shared, keys=keys.keys)
+        self._use(**arrays, **shared, keys=keys.keys, progress=keys.progress)
         if keys.compiled:
             self._use(**_policy_state(keys.compiled), **keys.compiled_arrays)
             _use_compiled(self.record, keys.policy, keys.compiled)
@@ -233,6 +266,7 @@ class CompiledEngine:
             self._use(rows=known)
         known["value"][have : have + more] = rows
         self.record["n_rows"] += more
+        self._keys.progress[rows] = _UNSENT
 
     def advance(self, until: float = np.inf, *, settle: int | None = None) -> bool:
         """Run every step that begins before `until`, or until `settle` more requests are settled."""
@@ -321,11 +355,10 @@ class CompiledEngine:
         elif code == r.ASK_KEY:
             self._keys.rekey(self._waiting(engine["asked_row"]), self._view, now)
         elif code == r.ASK_VICTIM:
-            engine["answer"] = last_of_largest(policy.eviction_scores(self._keys.jobs.at(self._running(), now), now))
+            engine["answer"] = last_of_largest(policy.eviction_scores(self._running().jobs(self._keys.jobs, now), now))
         elif code == r.ASK_HEAD_VICTIM:
-            running, candidate = (
-                self._keys.jobs.at(progress, now) for progress in (self._running(), self._waiting(engine["asked_row"]))
-            )
+            running = self._running().jobs(self._keys.jobs, now)
+            candidate = self._waiting(engine["asked_row"]).jobs(self._keys.jobs, now)
             victim = policy.find_victim(running, candidate, now)
             engine["answer"] = r.NONE if victim is None else victim
         elif code == r.ASK_ARRIVAL:
@@ -355,7 +388,7 @@ class CompiledEngine:
         waiting = self._arrays["waiting"][: int(self.record["n_waiting"])]
         urgent = waiting[waiting["priority"] == waiting["priority"].min()]
         rows = urgent["row"][np.argsort(np.abs(urgent["order"]))]
-        jobs = self._keys.jobs.at(self._waiting(rows), now)
+        jobs = self._waiting(rows).jobs(self._keys.jobs, now)
         index = self._keys.policy.select(WaitingJobs(jobs, self._view, self._rounds), now)  # type: ignore[attr-defined]
         self.record["answer"] = rows[index]
 
@@ -364,7 +397,8 @@ class CompiledEngine:
         if self._rounds is not None:
             self._update_rounds(self._rounds)
             self._jobs[row] = job = self._traffic.job(row)
-            self._traffic.requests["round"][row] = self._rounds.enter(job)
+            job.cached_tokens = int(self._keys.progress["cached"][row])
+            self._keys.progress["round"][row] = self._rounds.enter(job)
         if self._keys.policy.rekey == "on_progress":
             self._keys.rekey(self._waiting(row), self._view, now)
 
@@ -372,20 +406,20 @@ class CompiledEngine:
         """Set the prediction of a job, and its round if it waits."""
         if self._rounds is not None:
             self._update_rounds(self._rounds)
-            job, requests = self._jobs.get(row), self._traffic.requests
+            job, progress = self._jobs.get(row), self._keys.progress
             if job is None:  # refused or finished
                 return
             before = job.median
             self._traffic.jobs.set_prediction(job, row, stage=-1)
-            if requests["heap_index"][row] >= 0:
-                requests["round"][row] = self._rounds.prediction_changed(job, int(requests["round"][row]), before)
+            if progress["heap_index"][row] >= 0:
+                progress["round"][row] = self._rounds.prediction_changed(job, int(progress["round"][row]), before)
 
     def _update_rounds(self, rounds: Rounds) -> None:
         """Count admissions and finishes since the last call."""
         requests = self._traffic.requests
         for event in self._arrays["events"]["value"][self._rounds_seen : int(self.record["n_events"])].tolist():
             if event >= 0:
-                rounds.admitted(int(requests["round"][event]))
+                rounds.admitted(int(self._keys.progress["round"][event]))
                 if self._selects:
                     rounds.selected(self._jobs[event])  # type: ignore[attr-defined]
             else:
@@ -397,13 +431,13 @@ class CompiledEngine:
     def _waiting(self, rows: NDArray[np.integer] | int) -> JobProgress:
         rows = np.atleast_1d(rows)
         requests = self._traffic.requests[rows]
-        return JobProgress(rows, requests, requests["generated"])
+        return JobProgress(rows, requests, self._keys.progress[rows], requests["generated"])
 
     def _running(self) -> JobProgress:
         running = self._arrays["running"][: int(self.record["n_running"])]
         rows = running["row"]
         requests = self._traffic.requests[rows]
-        return JobProgress(rows, requests, running["tokens"] - requests["prompt"])
+        return JobProgress(rows, requests, self._keys.progress[rows], running["tokens"] - requests["prompt"])
 
     def _grow(self) -> None:
         full = ["waiting", "by_arrival"] if self.record["n_waiting"] + 1 >= self.record["waiting_size"] else ["events"]
@@ -444,7 +478,7 @@ def _engine_record(spec: EngineSpec, policy: Policy, traffic: Traffic) -> Record
         record[row] = r.NONE
     record["keyed_at"] = -np.inf
     record["column"] = r.STALE if policy.rekey == "on_level" else 0
-    record["sample_every"] = r.SAMPLE_EVERY_S
+    record["sample_every"] = SAMPLE_EVERY_S
     record["stages"] = len(traffic.jobs.tables)
     return cast("Records", engine)
 
@@ -501,7 +535,7 @@ def _engine_arrays(spec: EngineSpec, traffic: Traffic, *, by_level: bool) -> dic
         "running": np.empty(seqs + 1, r.RUNNING),
         "levels": levels,
         "events": np.empty(1024, r.INT),
-        "samples": np.empty(r.SAMPLES, r.SAMPLE),
+        "samples": np.empty(MAX_SAMPLES, SAMPLE),
         "blocks": free,
         "index": np.zeros(slots, r.INDEX),
         "tables": np.empty(tables, r.INT),

@@ -16,6 +16,7 @@ from lengthwise.simulator.kernel.access import (
     copy,
     event_at,
     free_table_at,
+    progress_at,
     request_at,
     row_at,
     running_at,
@@ -77,7 +78,8 @@ def preempt(engine: Record, position: int) -> int:
     request = request_at(engine, row)
     request.generated = running.tokens - request.prompt
     request.preemptions += 1
-    request.max_computed = max(request.max_computed, running.computed)
+    progress = progress_at(engine, row)
+    progress.max_computed = max(progress.max_computed, running.computed)
     engine.budget += running.scheduled
     engine.decisions += 1
     engine.decoding = 0
@@ -204,8 +206,9 @@ def start(engine: Record, row: int, tokens: int, cached: int) -> None:
     engine.budget -= running.scheduled
     engine.decisions += 1
     engine.no_victim_for = NONE
-    request.cached = running.computed
-    request.recomputed += max(0, request.max_computed - running.computed)
+    progress = progress_at(engine, row)
+    progress.cached = running.computed
+    request.recomputed += max(0, progress.max_computed - running.computed)
     if np.isnan(request.started):
         request.started = engine.now
         request.initial_cached = running.computed
@@ -345,7 +348,7 @@ def _receive_prediction(engine: Record) -> int:
         return ASK_PREDICTION
     engine.asked_row = NONE
     policy.set_prediction(engine, row)
-    if request_at(engine, row).heap_index >= 0:
+    if progress_at(engine, row).heap_index >= 0:
         waiting.rekey_one(engine, row)
         engine.blocked_steps = 0
     engine.no_victim_for = NONE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.simulator.kernel import prefixes
-from lengthwise.simulator.kernel.access import request_at, running_at
+from lengthwise.simulator.kernel.access import progress_at, request_at, running_at
 from lengthwise.simulator.kernel.records import BY_BLOCK, NONE, OWN_ONLY, Record
 
 
@@ -29,7 +29,7 @@ def cached_blocks(engine: Record, row: int, tokens: int) -> tuple[int, int]:
     if engine.cache_mode == BY_BLOCK:
         return prefixes.leading(engine, row, most)
     if engine.cache_mode == OWN_ONLY:
-        found = min(int(request_at(engine, row).retained), most)
+        found = min(int(progress_at(engine, row).retained), most)
         return found, found
     return 0, 0
 
@@ -50,7 +50,7 @@ def set_cached(engine: Record, row: int) -> None:
     request, found = request_at(engine, row), 0
     if engine.reports_cached:
         found, _ = cached_blocks(engine, row, request.prompt + request.generated)
-    request.cached = found * engine.block_size
+    progress_at(engine, row).cached = found * engine.block_size
 
 
 @compiled
@@ -58,12 +58,12 @@ def _retain(engine: Record, row: int, blocks: int) -> None:
     """Leave the full blocks of a request in the cache when it frees them."""
     if blocks == 0:
         return
-    request = request_at(engine, row)
-    request.retained, request.retained_before, request.retained_after = blocks, engine.retained_last, NONE
+    progress = progress_at(engine, row)
+    progress.retained, progress.retained_before, progress.retained_after = blocks, engine.retained_last, NONE
     if engine.retained_last == NONE:
         engine.retained_first = row
     else:
-        request_at(engine, engine.retained_last).retained_after = row
+        progress_at(engine, engine.retained_last).retained_after = row
     engine.retained_last = row
     engine.n_retained += blocks
 
@@ -71,19 +71,19 @@ def _retain(engine: Record, row: int, blocks: int) -> None:
 @compiled
 def _evict_retained(engine: Record, row: int, blocks: int) -> None:
     """Evict `blocks` cached blocks of a request."""
-    request = request_at(engine, row)
-    request.retained -= blocks
+    progress = progress_at(engine, row)
+    progress.retained -= blocks
     engine.n_retained -= blocks
-    if request.retained:
+    if progress.retained:
         return
-    if request.retained_before == NONE:
-        engine.retained_first = request.retained_after
+    if progress.retained_before == NONE:
+        engine.retained_first = progress.retained_after
     else:
-        request_at(engine, request.retained_before).retained_after = request.retained_after
-    if request.retained_after == NONE:
-        engine.retained_last = request.retained_before
+        progress_at(engine, progress.retained_before).retained_after = progress.retained_after
+    if progress.retained_after == NONE:
+        engine.retained_last = progress.retained_before
     else:
-        request_at(engine, request.retained_after).retained_before = request.retained_before
+        progress_at(engine, progress.retained_after).retained_before = progress.retained_before
 
 
 @compiled
@@ -92,7 +92,7 @@ def _take(engine: Record, blocks: int) -> None:
     lacking = blocks - (engine.free - engine.n_retained)
     while lacking > 0:
         row = engine.retained_first
-        evicted = min(lacking, request_at(engine, row).retained)
+        evicted = min(lacking, progress_at(engine, row).retained)
         _evict_retained(engine, row, evicted)
         lacking -= evicted
 

@@ -23,6 +23,7 @@ from lengthwise.simulator.kernel.access import (
     lanes_at,
     median_at,
     prediction_of,
+    progress_at,
     request_at,
     waiting_at,
 )
@@ -64,30 +65,30 @@ def _length(engine: Record, row: int) -> tuple[float, int, bool]:
 @compiled
 def _change_prediction(engine: Record, row: int) -> None:
     """Apply a late prediction under `lengthwise`; a waiting request of another length gets a new round."""
-    request = request_at(engine, row)
+    progress = progress_at(engine, row)
     old_tokens, old_place, _ = _length(engine, row)
-    request.predicted = 1
+    progress.predicted = 1
     tokens, place, predicted = _length(engine, row)
-    if request.heap_index >= 0 and tokens != old_tokens:
+    if progress.heap_index >= 0 and tokens != old_tokens:
         lanes = lanes_at(engine, 0)
-        request.round, request.credited = _change_lane(
-            lanes, tokens, place, predicted, old_tokens, old_place, request.round, request.credited
+        progress.round, progress.credited = _change_lane(
+            lanes, tokens, place, predicted, old_tokens, old_place, progress.round, progress.credited
         )
 
 
 @compiled
 def arrived(engine: Record, row: int) -> None:
     """Set the round of a request that has arrived."""
-    request = request_at(engine, row)
-    request.predicted = 0
+    progress = progress_at(engine, row)
+    progress.predicted = 0
     if engine.policy == LENGTHWISE:
         tokens, place, predicted = _length(engine, row)
         entered = _enter_lanes(lanes_at(engine, 0), tokens, place, predicted, engine.max_num_seqs)
-        request.round, request.credited = entered
+        progress.round, progress.credited = entered
     elif engine.policy == SLO:
         deadlines.enter(engine)
     elif engine.policy == PREBLE:
-        request.round = _enter_group(groups_at(engine, 0), request.cached, request.prompt)
+        progress.round = _enter_group(groups_at(engine, 0), progress.cached, request_at(engine, row).prompt)
 
 
 @compiled
@@ -95,7 +96,7 @@ def set_prediction(engine: Record, row: int) -> None:
     """Apply a late prediction, also to a request's round."""
     if engine.policy == LENGTHWISE:
         _change_prediction(engine, row)
-    request_at(engine, row).predicted = 1
+    progress_at(engine, row).predicted = 1
     if engine.policy == SLO:
         deadlines.set_prediction(engine, row)
 
@@ -114,7 +115,7 @@ def admitted(engine: Record, row: int) -> None:
         deadlines.admitted(engine, row)
     elif engine.policy == PREBLE:
         state = groups_at(engine, 0)
-        state.serving = max(state.serving, request_at(engine, row).round // GROUPS)
+        state.serving = max(state.serving, progress_at(engine, row).round // GROUPS)
 
 
 @compiled
@@ -132,11 +133,11 @@ def key(engine: Record, row: int) -> float:
     """The key of a request that waits, from its progress or from the columns that the host has filled."""
     request = request_at(engine, row)
     if engine.policy == BOOST:
-        work = max(float(request.prompt - request.cached + request.generated), 1.0)
+        work = max(float(request.prompt - progress_at(engine, row).cached + request.generated), 1.0)
         horizon, scale = engine.policy_parameters[0], engine.policy_parameters[1]
         return float(arrival_at(engine, row).value + horizon * math.log(-math.expm1(-work / scale)))
     if engine.policy == LPM:
-        return -float(request.cached)
+        return -float(progress_at(engine, row).cached)
     if engine.policy == SRPT or engine.policy == GITTINS:
         return ranks.rank(engine, row, request.generated)
     column = engine.column if engine.rekey == ON_LEVEL and engine.column != STALE else 0

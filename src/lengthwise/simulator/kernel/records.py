@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from lengthwise.policies.slo import LATENCY_BINS, LENGTH_BINS
-
-Records = np.recarray[Any, Any]
-"""A structured array of one of the dtypes below."""
+from lengthwise.simulator.costs import COST
+from lengthwise.simulator.outcome import SAMPLE
+from lengthwise.simulator.traffic import REQUEST
 
 Record = Any
-"""One record of it, by reference: writing to it writes to the array."""
+"""One record of an array, by reference: writing to it writes to the array."""
 
 # Why `advance` returns. From ASK_LEVEL on these are questions, which the host answers before it calls again.
 GO_ON: Final = 0  # never returned: continue
@@ -70,34 +70,21 @@ WHOLE_PROMPT: Final = 0  # vLLM: the whole prompt, now
 FUTURE_PEAK: Final = 1  # LightLLM: the predicted peak of all requests (policies.admission)
 RESERVATION: Final = 2  # S3: a reservation for the prompt and predicted answer of each
 
-REQUEST: Final = np.dtype(
+PROGRESS: Final = np.dtype(
     [
-        ("arrival", "f8"),
-        ("started", "f8"),  # NaN until then, as the next two
-        ("first_token", "f8"),
-        ("finish", "f8"),
-        ("prompt", "i4"),  # tokens, as the next two
-        ("output", "i4"),  # true length; only the engine reads it
-        ("generated", "i4"),  # current while it waits; while it runs, see RUNNING
-        ("preemptions", "i4"),
-        ("max_computed", "i4"),  # most tokens in memory at a preemption
-        ("recomputed", "i4"),  # tokens computed again after preemptions
-        ("priority", "i4"),
         ("round", "i8"),  # of a policy with rounds
+        ("credited", "f8"),  # under `lengthwise`: the credit it added
         ("heap_index", "i4"),  # in the heap of waiting requests, else -1
+        ("max_computed", "i4"),  # most tokens in memory at a preemption
         ("cached", "i4"),  # tokens in the prefix cache when it last joined the queue (if reported) or was admitted
-        ("initial_cached", "i4"),  # the same at its first admission
         ("granted_tokens", "i4"),  # answer tokens that RESERVATION grants, 0 before
-        ("transferred_kv_tokens", "i4"),  # tokens whose KV another engine has sent; 0 after admission
-        ("missing_kv_tokens", "i4"),  # leading ones among them, not sent because they were cached here
         ("retained", "i4"),  # under OWN_ONLY, its blocks in the cache
         ("retained_before", "i4"),  # rows, in the order in which memory was freed
         ("retained_after", "i4"),
-        ("credited", "f8"),  # under `lengthwise`: the credit it added
         ("predicted", "i4"),  # whether its late prediction has arrived
     ]
 )
-"""One request of the workload, the same for all engines."""
+"""What the engine notes of a request beside `traffic.REQUEST`, from the moment the request is sent to it."""
 
 WAITING: Final = np.dtype([("key", "f8"), ("round", "i8"), ("priority", "i4"), ("order", "i4"), ("row", "i8")])
 """An entry of the heap: smallest first by priority, round, key, order (of joining; negative for preempted ones)."""
@@ -134,12 +121,6 @@ INDEX: Final = np.dtype([("identity", "i8"), ("oldest", "i8")])
 
 SCRATCH: Final = np.dtype([("left", "i8"), ("tokens", "i8")])
 """Predicted tokens left and tokens in memory of a request, to find the predicted peak."""
-
-SAMPLES: Final = 1024  # at most, of one engine
-SAMPLE_EVERY_S: Final = 0.25  # at first
-
-SAMPLE: Final = np.dtype([("time", "f8"), ("waiting", "i4"), ("running", "i4"), ("blocks", "i4")])
-"""How full an engine was at one moment."""
 
 LEVEL: Final = np.dtype([("pair", "i8"), ("column", "i8")])
 """A remembered answer to ASK_LEVEL."""
@@ -219,39 +200,10 @@ HASH: Final = np.dtype([("value", "u8")])
 REAL: Final = np.dtype([("value", "f8")])
 """Plain numbers, as records with one field."""
 
-COST: Final = np.dtype(
-    [
-        ("family", "i8"),
-        # LINEAR, seconds; see StepCost
-        ("prefill_base", "f8"),
-        ("decode_base", "f8"),
-        ("prefill_token", "f8"),
-        ("prefill_pair", "f8"),
-        ("decode", "f8"),
-        ("kv_token", "f8"),
-        # ROOFLINE, seconds, beside prefill_pair and kv_token; see Roofline
-        ("overhead", "f8"),
-        ("token", "f8"),
-        ("weights", "f8"),
-        # PIECEWISE, milliseconds; see Piecewise
-        ("n_lines", "i8"),
-        ("lines", "f8", (4, 4)),  # each: least tokens of a batch, constant, slope, square
-        ("attention_from", "f8"),
-        ("attention_below", "f8"),
-        ("attention_constant", "f8"),
-        ("attention_slope", "f8"),
-        ("halved_context", "f8"),
-        ("halved_product", "f8"),
-        ("long_from", "f8"),
-        ("long_terms", "f8", (4,)),  # constant, new tokens, context, both
-        ("divisor", "f8"),
-    ]
-)
-"""The parameters of a cost model; only those of its family are used."""
-
 ARRAYS: Final = {
     # shared by all engines
     "requests": REQUEST,
+    "progress": PROGRESS,
     "keys": REAL,  # [column, stage of prediction, request]
     "predicted_length": INT,  # [request, level]: predicted lengths, rising, for admission
     "hash_offsets": LONG,

@@ -6,7 +6,7 @@ import numpy as np
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.simulator.kernel import policy
-from lengthwise.simulator.kernel.access import copy, level_at, request_at, waiting_at
+from lengthwise.simulator.kernel.access import copy, level_at, progress_at, request_at, waiting_at
 from lengthwise.simulator.kernel.records import (
     ASK_KEYS,
     ASK_LEVEL,
@@ -36,7 +36,7 @@ def _before(one: Record, other: Record) -> bool:
 @compiled
 def _put(engine: Record, place: int, entry: Record) -> None:
     copy(waiting_at(engine, place), entry)
-    request_at(engine, entry.row).heap_index = place
+    progress_at(engine, entry.row).heap_index = place
 
 
 @compiled
@@ -85,7 +85,7 @@ def push(engine: Record, row: int) -> None:
     engine.last_order += 1
     entry.order = -engine.last_order if request.preemptions else engine.last_order
     entry.key, entry.row = policy.key(engine, row), row
-    entry.priority, entry.round = request.priority, request.round
+    entry.priority, entry.round = request.priority, progress_at(engine, row).round
     engine.n_waiting += 1
     _rise(engine, engine.n_waiting - 1)
     policy.joined(engine, row, engine.last_order)
@@ -97,7 +97,7 @@ def push(engine: Record, row: int) -> None:
 def pop(engine: Record) -> int:
     """Remove and return the head of the queue."""
     row = int(waiting_at(engine, 0).row)
-    request_at(engine, row).heap_index = -1
+    progress_at(engine, row).heap_index = -1
     engine.n_waiting -= 1
     if engine.rekey == SELECTED:
         engine.keyed_at, engine.selected = -np.inf, NONE
@@ -111,9 +111,9 @@ def pop(engine: Record) -> int:
 @compiled
 def rekey_one(engine: Record, row: int) -> None:
     """Reorder a waiting request by its current round and key."""
-    place = request_at(engine, row).heap_index
+    place = progress_at(engine, row).heap_index
     waiting_at(engine, place).key = policy.key(engine, row)
-    waiting_at(engine, place).round = request_at(engine, row).round
+    waiting_at(engine, place).round = progress_at(engine, row).round
     _sink(engine, _rise(engine, place))
     if engine.rekey == SELECTED:
         engine.keyed_at = -np.inf
@@ -125,9 +125,9 @@ def _put_first(engine: Record, row: int) -> None:
     if engine.selected != row and engine.selected != NONE:
         rekey_one(engine, engine.selected)
     engine.selected, engine.keyed_at = row, engine.now
-    entry = waiting_at(engine, request_at(engine, row).heap_index)
+    entry = waiting_at(engine, progress_at(engine, row).heap_index)
     entry.round, entry.key = -1, -np.inf
-    _rise(engine, request_at(engine, row).heap_index)
+    _rise(engine, progress_at(engine, row).heap_index)
 
 
 @compiled
@@ -136,7 +136,7 @@ def rekey_all(engine: Record) -> None:
     for place in range(engine.n_waiting):
         entry = waiting_at(engine, place)
         entry.key = policy.key(engine, entry.row)
-        request_at(engine, entry.row).heap_index = place
+        progress_at(engine, entry.row).heap_index = place
     for place in range(engine.n_waiting // 2 - 1, -1, -1):
         _sink(engine, place)
 
