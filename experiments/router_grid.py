@@ -24,7 +24,7 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.simulator import Fleet
-from lengthwise.simulator.tasks import CapacityTask, CellTask, Setting, WorkloadSource
+from lengthwise.simulator.tasks import CapacityTask, Setting, SimulationTask, WorkloadSource
 from lengthwise.workloads import Workload, load_trace
 from lengthwise.workloads.arrivals import rescale
 from lengthwise.workloads.traces import find_trace
@@ -130,7 +130,7 @@ def measure(run: Run, grid: RouterGrid) -> list[Compared]:
     found = run.results("capacity", [CapacityTask(setting) for setting in settings.values()])
     capacity = {where: each["requests_per_s"] for where, each in zip(settings, found, strict=True)}
 
-    def task(name: tuple[Place, str], seed: int) -> CellTask:
+    def task(name: tuple[Place, str], seed: int) -> SimulationTask:
         place, router = name
         where = place.workload, place.engines, seed
         return routing_task(

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.study import SeedResults
 from lengthwise.simulator.routing import routing_time_s
-from lengthwise.simulator.tasks import CellTask, Setting
+from lengthwise.simulator.tasks import Setting, SimulationTask
 from lengthwise.workloads import (
     DiscreteLengths,
     LengthSamples,
@@ -151,9 +151,9 @@ def places(cells: Sequence[Cell]) -> list[Place]:
     return list(dict.fromkeys(cell.place for cell in cells))
 
 
-def routing_task(where: Setting, rate: float, run: Routing) -> CellTask:
+def routing_task(where: Setting, rate: float, run: Routing) -> SimulationTask:
     """A router at a rate, FCFS inside engines, charged its measured time."""
-    return CellTask(
+    return SimulationTask(
         where,
         rate,
         policy="fcfs",

@@ -9,7 +9,7 @@ A study answers one question or repeats one paper. It is a module `experiments.N
         predictor: str = "default"
 
     def measure(run: Run, grid: Grid) -> Result: # computes; reports progress; caches simulations by content
-        cells = run.results("react", [CellTask(...), ...])
+        cells = run.results("react", [SimulationTask(...), ...])
         ...
 
     STUDY = Study(
@@ -59,7 +59,6 @@ from lengthwise.reports.verdict import Verdict
 from lengthwise.simulator import RequestPredictions, predict_workload
 from lengthwise.simulator.tasks import (
     ResultCache,
-    Task,
     TaskRunner,
     Workers,
     code_version,
@@ -73,7 +72,6 @@ from lengthwise.workloads.traces import SAMPLE_ONLY
 
 GridT = TypeVar("GridT")
 ResultT = TypeVar("ResultT")
-SettingT = TypeVar("SettingT")
 ItemT = TypeVar("ItemT")
 Report = Callable[[str, float], None]
 
@@ -217,24 +215,12 @@ class Call:
         return self.function(*self.arguments)
 
 
-class Run:
-    """What `measure` works with: progress, notes and the cache of simulations."""
+class Run(TaskRunner):
+    """What `measure` works with: the runner of simulations, progress and notes."""
 
     def __init__(self, results: ResultCache, *, workers: Workers | None = None, report: Report | None = None) -> None:
-        self.report: Report = report or (lambda _what, _done: None)
+        super().__init__(results, workers or in_processes(1), report)
         self.notes: list[str] = []
-        self._runner = TaskRunner(results, workers or in_processes(1), self.report)
-
-    def results(self, label: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-        """The result of each task in order, from the cache where it is known, else computed in worker processes."""
-        return self._runner.results(label, tasks)
-
-    def by_seed(
-        self, label: str, settings: Sequence[SettingT], seeds: int, task: Callable[[SettingT, int], Task]
-    ) -> dict[SettingT, tuple[dict[str, Any], ...]]:
-        """The results of each setting for every seed; seeds are the outer loop, so that neighbours share a workload."""
-        found = self.results(label, [task(setting, seed) for seed in range(seeds) for setting in settings])
-        return {setting: tuple(found[place :: len(settings)]) for place, setting in enumerate(settings)}
 
     def each(self, label: str, function: Function, arguments: Iterable[tuple[Any, ...]]) -> list[dict[str, Any]]:
         """The result of a function of a study's module for each tuple of arguments, as in `results`."""
@@ -258,7 +244,7 @@ class Run:
     @property
     def counts(self) -> tuple[int, int]:
         """Simulations taken from the cache, and computed."""
-        return self._runner.from_cache, self._runner.computed
+        return self.from_cache, self.computed
 
 
 def _nothing(_: object) -> Any:  # an empty list for whatever a study leaves out

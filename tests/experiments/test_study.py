@@ -220,11 +220,6 @@ def test_grid_and_content_of_named_files_are_part_of_the_key(tmp_path: Path) -> 
     assert len(keys) == 4
 
 
-def test_results_by_seed_are_those_of_each_setting(tmp_path: Path) -> None:
-    found = Run(ResultCache(tmp_path)).by_seed("squares", [10, 20], 3, lambda number, seed: Square(number + seed))
-    assert found == {first: tuple({"square": (first + seed) ** 2} for seed in range(3)) for first in (10, 20)}
-
-
 def test_a_ratio_over_seeds_is_of_the_figure_that_the_path_names() -> None:
     ours, base = (SeedResults(seeds=tuple({"e2e_s": {"mean": x}} for x in values)) for values in ((2, 8), (1, 1)))
     assert ours.mean("e2e_s", "mean") == 5.0

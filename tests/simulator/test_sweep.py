@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,13 +18,10 @@ from lengthwise.simulator.sweep import SweepConfig, read_sweep, run_sweep
 from lengthwise.simulator.tasks import (
     ResultCache,
     Task,
-    code_version,
-    content_key,
     in_processes,
     run_task,
 )
 from tests.gateway.engine import free_port
-from tests.simulator.builders import requests
 
 
 @pytest.fixture(autouse=True)
@@ -119,31 +113,6 @@ def test_worker_processes_return_the_same_rows(tmp_path: Path) -> None:
     assert one.rows == two.rows
 
 
-@dataclass(frozen=True)
-class WhichProcess:
-    number: int
-
-    @property
-    def key(self) -> str:
-        return str(self.number)
-
-    def run(self) -> dict[str, Any]:
-        if self.number < 0:
-            raise InputError("negative")
-        return {"process": os.getpid(), "dies of ctrl-c": signal.getsignal(signal.SIGINT) is signal.SIG_DFL}
-
-
-def test_processes_are_kept_for_later_tasks_and_replaced_after_a_failure() -> None:
-    workers = in_processes(2)
-    first, again = ({found["process"] for _, found in workers([WhichProcess(n) for n in range(9)])} for _ in range(2))
-    assert os.getpid() not in first
-    assert again <= first or len(first) == 1, "a second process starts when the first is busy"
-    with pytest.raises(InputError, match="negative"):
-        list(workers([WhichProcess(-1), WhichProcess(1)]))
-    found = [each for _, each in workers([WhichProcess(n) for n in range(3)])]
-    assert [each["dies of ctrl-c"] for each in found] == [True] * 3, "no traceback of a worker"
-
-
 def test_two_sweeps_at_once_share_a_cache(tmp_path: Path) -> None:
     configs = [small(load=[0.7]), small(load=[0.7, 0.8]), small(load=[0.8])]
     with ThreadPoolExecutor(3) as pool:
@@ -162,14 +131,6 @@ def test_an_unreadable_result_is_computed_again(tmp_path: Path) -> None:
     mended = Counting()
     assert run_sweep(config, ResultCache(tmp_path), mended).rows == first.rows
     assert mended.done >= 1
-
-
-def test_cache_keys_depend_on_content_only() -> None:
-    one, other = requests([(10, 5)] * 3, [0.0, 1.0, 2.0]), requests([(10, 5)] * 3, [0.0, 1.0, 2.5])
-    assert one.content_hash != other.content_hash
-    assert one.content_hash == requests([(10, 5)] * 3, [0.0, 1.0, 2.0]).content_hash
-    assert content_key(a=1, b=2) == content_key(b=2, a=1) != content_key(a=1, b=3)
-    assert code_version() == code_version()
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from lengthwise.intervals import Ratio
 from lengthwise.reports.page import table_html
 from lengthwise.reports.runs import NAMES
 from lengthwise.reports.tables import Table, multiple, seconds
-from lengthwise.simulator import Fleet, Outcome, simulate
+from lengthwise.simulator import Fleet, Outcome
 from lengthwise.simulator.cluster import as_fleet, as_predictions, as_workload
 from lengthwise.simulator.grid import COMPARED, Measure, Statistic, paired_ratio
+from lengthwise.simulator.tasks import DrawnSetting, SimulationTask
 from lengthwise.workloads import Workload
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def compare(
         engines = as_fleet(fleet)
         drawn = as_workload(workload, engines, seed=seed, **drawing)
         predictions = as_predictions(drawn, engines, predictor)
-        outcomes = [simulate(drawn, engines, name, predictor=predictions, **options) for name in names]
+        setting = DrawnSetting(drawn, engines, seed)
+        outcomes = [SimulationTask(setting, policy=name, predictor=predictions, **options).outcome() for name in names]
     elif len(outcomes) != len(runs):
         raise InputError("neither all outcomes nor all names", field="runs", hint="give one kind")
     first = outcomes[0]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,20 +19,13 @@ from lengthwise.intervals import Ratio, gain_captured, over_requests, over_seeds
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
-from lengthwise.simulator.cluster import (
-    Capacity,
-    as_predictions,
-    at_rate,
-    check_seconds,
-    measure_capacity,
-    simulate,
-)
+from lengthwise.simulator.cluster import Capacity, as_predictions, check_seconds
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
 from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary
 from lengthwise.simulator.outcome import Outcome, RoutingTrace
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns, predict_workload
-from lengthwise.simulator.tasks import Report
+from lengthwise.simulator.tasks import CapacityTask, DrawnSetting, Report, Setting, SimulationTask, Steps
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
 
@@ -117,14 +110,34 @@ class Plan:
             **{"prediction-delay": self.prediction_delay_s},
         )
 
-    def options(self, router: str) -> dict[str, Any]:
-        """Return the options of `simulate` that every cell behind a router shares."""
-        return {
-            "prediction_delay_s": self.prediction_delay_s,
-            "decision_s": self.decision_s,
-            "routing_s": self.routing_s.get(parse_spec(router).base, 0.0),
-            "fleet_events": tuple(self.fleet_events),
-        }
+    def tasks(
+        self,
+        setting: Setting | DrawnSetting,
+        rate: float | None,
+        known: Mapping[str, RequestPredictions] | None = None,
+    ) -> list[SimulationTask]:
+        """Return the simulations of `runs` in a setting and at a rate; `known` are predictions at hand, by name."""
+
+        def predictions(name: str) -> str | RequestPredictions:
+            return name if known is None else known[name]
+
+        return [
+            SimulationTask(
+                setting,
+                rate,
+                policy,
+                router,
+                predictions(self.predictors[0] if predictor is None else predictor),
+                prediction_delay_s=self.prediction_delay_s,
+                decision_s=self.decision_s,
+                routing_s=self.routing_s.get(parse_spec(router).base, 0.0),
+                fleet_events=tuple(self.fleet_events),
+                pools=self.pools,
+                refresh=None if self.refresh is None else predictions(self.refresh),
+                explain=self.explain,
+            )
+            for router, predictor, policy in self.runs
+        ]
 
     def with_predictors(self, workload: Workload) -> Plan:
         """Return the plan with the default predictor for this workload, if it names none."""
@@ -327,64 +340,55 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     which is then scaled. Capacity, and predictions but for those of a predictor that learns from finished requests, are
     computed once per seed and hold at every load.
     """
-    drawn = [draw(seed) for seed in plan.seeds]
-    plan = plan.with_predictors(drawn[0])
+    settings = [DrawnSetting(draw(seed), plan.fleet, seed) for seed in plan.seeds]
+    plan = plan.with_predictors(settings[0].workload)
     names = dict.fromkeys((*plan.predictors, *(() if plan.refresh is None else (plan.refresh,))))
     for name in names:
         if parse_predictor_spec(name).kind in ("model", "memory"):
-            predict_workload(drawn[0].head(1), name)  # fail early: no model file, or a workload without prompts
+            predict_workload(settings[0].workload.head(1), name)  # fail early: no model file, or no prompts
     levels = len(plan.levels(1.0))
     again = sum(map(learns, names)) * (levels - 1)
-    steps = _Steps(on_progress, len(drawn) * (1 + len(names) + again + levels * len(plan.runs)))
-    capacities = tuple(measure_capacity(each, plan.fleet, on_progress=steps.next("capacity")) for each in drawn)
-    predictions = {name: _predictions(plan, name, drawn, steps) for name in names if not learns(name)}
+    steps = Steps(on_progress, len(settings) * (1 + len(names) + again + levels * len(plan.runs)))
+    capacities = tuple(CapacityTask(setting).capacity(steps.next("capacity")) for setting in settings)
+    predictions = {name: _predictions(name, settings, steps) for name in names if not learns(name)}
     cells: list[Cell] = []
     for place in range(levels):
-        workloads = [
-            at_rate(each, plan.levels(capacity.requests_per_s)[place][1])
-            for each, capacity in zip(drawn, capacities, strict=True)
+        rates = [plan.levels(capacity.requests_per_s)[place][1] for capacity in capacities]
+        here = [
+            DrawnSetting(setting.workload_at(rate), plan.fleet, setting.seed)
+            for setting, rate in zip(settings, rates, strict=True)
         ]
-        level = _level(plan, place, workloads, capacities)
+        level = _level(plan, place, here, capacities)
         # What a learner has seen depends on the load; the grid shows the predictions of the last level.
-        predictions |= {name: _predictions(plan, name, workloads, steps) for name in names if learns(name)}
-        refreshed = [None] * len(drawn) if plan.refresh is None else predictions[plan.refresh]
-        for router, predictor, policy in plan.runs:
-            known = predictions[plan.predictors[0] if predictor is None else predictor]
-            outcomes = tuple(
-                simulate(
-                    workload,
-                    plan.fleet,
-                    policy,
-                    router=router,
-                    predictor=predicted,
-                    refresh=again,
-                    pools=plan.pools,
-                    explain=plan.explain,
-                    on_progress=steps.next(f"{policy} {router} {level.load:.2f}"),
-                    **plan.options(router),
-                )
-                for workload, predicted, again in zip(workloads, known, refreshed, strict=True)
-            )
-            cells.append(Cell(level, predictor, outcomes[0].policy, outcomes, make_router(router).name))
+        predictions |= {name: _predictions(name, here, steps) for name in names if learns(name)}
+        by_seed = [
+            [
+                task.outcome(steps.next(f"{task.policy} {task.router} {level.load:.2f}"))
+                for task in plan.tasks(setting, None, {name: predictions[name][seed] for name in names})
+            ]
+            for seed, setting in enumerate(here)
+        ]
+        for (router, predictor, _), *outcomes in zip(plan.runs, *by_seed, strict=True):
+            cells.append(Cell(level, predictor, outcomes[0].policy, tuple(outcomes), make_router(router).name))
     shown = {name: predictions[name] for name in plan.predictors}
-    given = plan.fleet, tuple(plan.seeds), plan.slo, drawn[0], capacities, shown, tuple(cells)
+    given = plan.fleet, tuple(plan.seeds), plan.slo, settings[0].workload, capacities, shown, tuple(cells)
     return Grid(*given, pools=plan.pools, refresh=plan.refresh)
 
 
-def _level(plan: Plan, place: int, workloads: Sequence[Workload], capacities: Sequence[Capacity]) -> Level:
-    pairs = list(zip(workloads, capacities, strict=True))
-    offered = float(np.mean([workload.rate for workload in workloads]))
-    load = float(np.mean([capacity.load(workload.rate) for workload, capacity in pairs]))
-    return Level(plan.loads[place] if plan.loads else load, offered)
+def _level(plan: Plan, place: int, settings: Sequence[DrawnSetting], capacities: Sequence[Capacity]) -> Level:
+    rates = [setting.workload.rate for setting in settings]
+    load = float(np.mean([capacity.load(rate) for rate, capacity in zip(rates, capacities, strict=True)]))
+    return Level(plan.loads[place] if plan.loads else load, float(np.mean(rates)))
 
 
-def _predictions(plan: Plan, name: str, drawn: Sequence[Workload], steps: _Steps) -> tuple[RequestPredictions, ...]:
+def _predictions(name: str, settings: Sequence[DrawnSetting], steps: Steps) -> tuple[RequestPredictions, ...]:
     """Predictions for every seed. A model predicts a prompt that several seeds have drawn once."""
-    if parse_predictor_spec(name).kind != "model" or len(drawn) == 1:
+    if parse_predictor_spec(name).kind != "model" or len(settings) == 1:
         return tuple(
-            as_predictions(workload, plan.fleet, name, seed=seed, on_progress=steps.next(name))
-            for workload, seed in zip(drawn, plan.seeds, strict=True)
+            as_predictions(each.workload, each.fleet, name, seed=each.seed, on_progress=steps.next(name))
+            for each in settings
         )
+    drawn = [setting.workload for setting in settings]
     rows = pa.concat_tables([workload.table.select(_PREDICTOR_COLUMNS) for workload in drawn])
     rows = rows.append_column("arrival_s", pa.array(np.zeros(len(rows))))
     pooled = predict_workload(
@@ -392,21 +396,3 @@ def _predictions(plan: Plan, name: str, drawn: Sequence[Workload], steps: _Steps
     )
     ends = np.cumsum([len(workload) for workload in drawn])
     return tuple(pooled.take(slice(int(end) - len(each), int(end))) for end, each in zip(ends, drawn, strict=True))
-
-
-class _Steps:
-    """Turns the progress of each step into that of the whole grid."""
-
-    def __init__(self, report: Report | None, total: int) -> None:
-        self._report, self._total, self._done = report, total, 0
-
-    def next(self, what: str, *, steps: int = 1) -> Callable[[float], None]:
-        """Return the progress callback of the next step, or of the next `steps` together."""
-        start = self._done
-        self._done += steps
-
-        def report(share: float) -> None:
-            if self._report is not None:
-                self._report(what, (start + steps * share) / self._total)
-
-        return report

@@ -11,7 +11,7 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import over_requests
 from lengthwise.policies import make_policy
 from lengthwise.routers import make_router
-from lengthwise.simulator.cluster import as_predictions, simulate
+from lengthwise.simulator.cluster import as_predictions
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.fleet_run import uses_predictions
 from lengthwise.simulator.grid import BASELINE
@@ -19,7 +19,7 @@ from lengthwise.simulator.metrics import TRUTH, LatencyLimits
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns
 from lengthwise.simulator.routing import charged_times_s
-from lengthwise.simulator.tasks import Report
+from lengthwise.simulator.tasks import DrawnSetting, Report, SimulationTask
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
 
@@ -197,7 +197,8 @@ class CapacitySearch:
     def without_queue(self) -> float:
         """Return the share of requests within the limits if each has an engine for itself: no plan attains more."""
         alone = self.workload.replace(arrival_s=np.arange(len(self.workload)) * _NO_QUEUE_S)
-        return float(simulate(alone, Fleet((self.engine,)), "fcfs").within(self.slo).mean())
+        outcome = SimulationTask(DrawnSetting(alone, Fleet((self.engine,)))).outcome()
+        return float(outcome.within(self.slo).mean())
 
     def _search(
         self, policy: str, report: Callable[[int], None], guess: int | None
@@ -223,14 +224,14 @@ class CapacitySearch:
     def _try(self, policy: str, engines: int) -> Trial:
         fleet = Fleet((self.engine,) * engines)
         base = parse_spec(self.router, "router").base
-        outcome = simulate(
-            self.workload,
-            fleet,
-            policy,
+        task = SimulationTask(
+            DrawnSetting(self.workload, fleet),
+            policy=policy,
             router=self.router,
             predictor=self._predictions(fleet),
             routing_s=charged_times_s([self.router], engines).get(base, 0.0),
         )
+        outcome = task.outcome()
         met = outcome.within(self.slo).astype(np.float64)
         share = over_requests(met, np.ones_like(met), None, seed=0)
         return Trial(engines, float(met.mean()), (share.low, share.high), outcome)

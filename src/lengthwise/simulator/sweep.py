@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from lengthwise.settings import read_yaml, validated
 from lengthwise.simulator.fleet import Fleet, parse_fleet_events
 from lengthwise.simulator.grid import Plan
 from lengthwise.simulator.routing import charged_times_s
-from lengthwise.simulator.tasks import CapacityTask, CellTask, Report, ResultCache, Setting, TaskRunner, Workers
+from lengthwise.simulator.tasks import CapacityTask, Report, ResultCache, Setting, SimulationTask, TaskRunner, Workers
 from lengthwise.specs import split_specs
 from lengthwise.workloads.traces import Source
 
@@ -188,37 +187,22 @@ def run_sweep(
     ]
     measured = [CapacityTask(setting) for setting, plan in settings if plan.loads]
     capacities = dict(zip(measured, runner.results("capacity", measured), strict=True))
-    cells: list[tuple[dict[str, Any], CellTask]] = []
+    labels: list[dict[str, Any]] = []
+    tasks: list[SimulationTask] = []
     for setting, plan in settings:
         capacity_per_s = capacities.get(CapacityTask(setting), {}).get("requests_per_s", math.nan)
         for load, rate in plan.levels(capacity_per_s):
-            cells += _cells(setting, plan, load, rate)
-    results = runner.results("simulate", [task for _, task in cells])
-    rows = [{**labels, **result} for (labels, _), result in zip(cells, results, strict=True)]
+            tasks += plan.tasks(setting, rate)
+            where = {
+                "workload": setting.source.name,
+                "fleet": str(setting.fleet),
+                "load": load,
+                "rate": rate if load is None else None,
+            }
+            labels += [
+                {**where, "router": router, "predictor": predictor, "policy": policy, "seed": setting.seed}
+                for router, predictor, policy in plan.runs
+            ]
+    results = runner.results("simulate", tasks)
+    rows = [{**label, **result} for label, result in zip(labels, results, strict=True)]
     return SweepResult(rows, runner.from_cache, runner.computed)
-
-
-def _cells(
-    setting: Setting, plan: Plan, load: float | None, rate: float | None
-) -> Iterator[tuple[dict[str, Any], CellTask]]:
-    """The labels of each row and its task. The predictor is None where neither policy nor router uses one."""
-    for router, predictor, policy in plan.runs:
-        labels = {
-            "workload": setting.source.name,
-            "fleet": str(setting.fleet),
-            "load": load,
-            "rate": rate if load is None else None,
-            "router": router,
-            "predictor": predictor,
-            "policy": policy,
-            "seed": setting.seed,
-        }
-        task = CellTask(
-            setting,
-            rate,
-            policy,
-            router,
-            plan.predictors[0] if predictor is None else predictor,
-            **plan.options(router),
-        )
-        yield labels, task

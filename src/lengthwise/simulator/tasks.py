@@ -1,8 +1,9 @@
-"""Units of work for grids of simulations: tasks, a result cache keyed by content, and workers.
+"""The runner of simulations: what is simulated as tasks, a result cache keyed by content, workers and progress.
 
-A task is a small hashable value with a `key` (a digest of everything its result depends on) and a `run` that returns
-JSON. `TaskRunner` takes results from the cache, computes the missing ones and stores each as soon as it is known, so
-that an interrupted run continues where it stopped.
+A task is a small value with a `key` (a digest of everything its result depends on) and a `run` that returns JSON.
+`TaskRunner` takes results from the cache, computes the missing ones and stores each as soon as it is known, so that an
+interrupted run continues where it stopped. Grids, sweeps, capacity plans, comparisons and studies describe what to run
+as tasks. `SimulationTask.outcome` is the same simulation in this process, with the times of every request.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from lengthwise.errors import InputError
 from lengthwise.files import atomic_path
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
-from lengthwise.simulator.cluster import as_predictions, at_rate, measure_capacity, simulate
+from lengthwise.simulator.cluster import Capacity, as_predictions, at_rate, measure_capacity, simulate
+from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent
+from lengthwise.simulator.fleet_run import Progress
+from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, learns
 from lengthwise.version import ROOT, package_version
 from lengthwise.workloads import Workload
@@ -32,6 +36,7 @@ _CODE: Final = ("lengths", "policies", "predictors", "routers", "simulator", "tr
 
 Report = Callable[[str, float], None]
 """Receives a label and the share that is done."""
+SettingT = TypeVar("SettingT")
 
 
 class Task(Protocol):
@@ -84,11 +89,29 @@ class Setting:
         return _setting_key(self.source, self.fleet, self.seed, self.own_arrivals)
 
 
+@dataclass(frozen=True, eq=False)
+class DrawnSetting:
+    """A workload that is at hand, on a fleet."""
+
+    workload: Workload
+    fleet: Fleet
+    seed: int = 0
+
+    def workload_at(self, rate: float | None) -> Workload:
+        """The workload at `rate` requests per second; None: as it is."""
+        return at_rate(self.workload, rate)
+
+    @property
+    def key(self) -> str:
+        """Digest of the workload's content and the fleet's engines."""
+        return _content_of(self.workload, self.fleet, self.seed)
+
+
 @dataclass(frozen=True, slots=True)
 class CapacityTask:
     """The capacity of a fleet."""
 
-    setting: Setting
+    setting: Setting | DrawnSetting
 
     @property
     def key(self) -> str:
@@ -97,29 +120,38 @@ class CapacityTask:
 
     def run(self) -> dict[str, Any]:
         """Requests per second under backlog."""
-        capacity = measure_capacity(self.setting.workload, self.setting.fleet)
+        capacity = self.capacity()
         return {"requests_per_s": capacity.requests_per_s, "steady": capacity.steady}
+
+    def capacity(self, on_progress: Progress | None = None) -> Capacity:
+        """Measure the capacity in this process."""
+        return measure_capacity(self.setting.workload, self.setting.fleet, on_progress=on_progress)
 
 
 @dataclass(frozen=True, slots=True)
-class CellTask:
+class SimulationTask:
     """One simulation. `rate` is in requests per second; None keeps the workload's own arrivals."""
 
-    setting: Setting
-    rate: float | None
+    setting: Setting | DrawnSetting
+    rate: float | None = None
     policy: str = "fcfs"
     router: str = "round_robin"
-    predictor: str = "oracle"
+    predictor: str | RequestPredictions = "oracle"
+    """A name, or predictions that are at hand."""
     prediction_delay_s: float = 0.0
     decision_s: float = 0.0
     routing_s: float = 0.0
     fleet_events: tuple[FleetEvent, ...] = ()
+    pools: Pools | None = None
+    refresh: str | RequestPredictions | None = None
+    explain: bool = False
+    accelerate: bool | None = None
 
     @property
     def key(self) -> str:
         """Digest of everything the result depends on; a model file counts by its bytes."""
         return content_key(
-            kind="cell",
+            kind="simulation",
             code=code_version(),
             setting=self.setting.key,
             rate=self.rate,
@@ -128,24 +160,41 @@ class CellTask:
             predictor=_predictor_key(self.predictor),
             times=(self.prediction_delay_s, self.decision_s, self.routing_s),
             fleet_events=self.fleet_events,
+            pools=self.pools,
+            refresh=None if self.refresh is None else _predictor_key(self.refresh),
         )
 
     def run(self) -> dict[str, Any]:
         """The offered rate and the summary of the simulation."""
-        workload = self.setting.workload_at(self.rate)
-        outcome = simulate(
-            workload,
+        return {
+            "offered_per_s": self.setting.workload_at(self.rate).rate,
+            **self.outcome().summary.to_dict(),
+        }
+
+    def outcome(self, on_progress: Progress | None = None) -> Outcome:
+        """Simulate in this process, to the last request."""
+        return simulate(
+            self.setting.workload_at(self.rate),
             self.setting.fleet,
             self.policy,
             router=self.router,
-            # Only what a predictor that learns has seen depends on the rate.
-            predictor=_predictions(self.setting, self.predictor, self.rate if learns(self.predictor) else None),
+            predictor=self._known(self.predictor),
             prediction_delay_s=self.prediction_delay_s,
             decision_s=self.decision_s,
             routing_s=self.routing_s,
             fleet_events=self.fleet_events,
+            pools=self.pools,
+            refresh=None if self.refresh is None else self._known(self.refresh),
+            explain=self.explain,
+            accelerate=self.accelerate,
+            on_progress=on_progress,
         )
-        return {"offered_per_s": workload.rate, **outcome.summary.to_dict()}
+
+    def _known(self, predictor: str | RequestPredictions) -> RequestPredictions:
+        if isinstance(predictor, RequestPredictions):
+            return predictor
+        # Only what a predictor that learns has seen depends on the rate.
+        return _predictions(self.setting, predictor, self.rate if learns(predictor) else None)
 
 
 class ResultCache:
@@ -176,15 +225,13 @@ class ResultCache:
         return self.folder / key[:2] / f"{key}.json"
 
 
-@dataclass
 class TaskRunner:
     """Runs tasks through the cache and counts the results found there and those computed."""
 
-    cache: ResultCache
-    workers: Workers
-    report: Report | None = None
-    from_cache: int = field(default=0)
-    computed: int = field(default=0)
+    def __init__(self, cache: ResultCache, workers: Workers, report: Report | None = None) -> None:
+        self.cache, self.workers = cache, workers
+        self.report: Report = report or (lambda _what, _done: None)
+        self.from_cache = self.computed = 0
 
     def results(self, label: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
         """Return the result of each task, in order; `label` names the batch in progress reports."""
@@ -197,9 +244,33 @@ class TaskRunner:
             self.cache.put(names[number], result)
             known[names[number]] = result
             self.computed += 1
-            if self.report is not None:
-                self.report(label, done / len(missing))
+            self.report(label, done / len(missing))
         return [result for result in (known[key] for key in keys) if result is not None]
+
+    def by_seed(
+        self, label: str, settings: Sequence[SettingT], seeds: int, task: Callable[[SettingT, int], Task]
+    ) -> dict[SettingT, tuple[dict[str, Any], ...]]:
+        """Return the results of each setting for every seed; seeds are the outer loop: neighbours share a workload."""
+        found = self.results(label, [task(setting, seed) for seed in range(seeds) for setting in settings])
+        return {setting: tuple(found[place :: len(settings)]) for place, setting in enumerate(settings)}
+
+
+class Steps:
+    """Turns the progress of each step into that of the whole."""
+
+    def __init__(self, report: Report | None, total: int) -> None:
+        self._report, self._total, self._done = report, total, 0
+
+    def next(self, what: str, *, steps: int = 1) -> Progress:
+        """Return the progress callback of the next step, or of the next `steps` together."""
+        start = self._done
+        self._done += steps
+
+        def report(share: float) -> None:
+            if self._report is not None:
+                self._report(what, (start + steps * share) / self._total)
+
+        return report
 
 
 def in_processes(jobs: int) -> Workers:
@@ -262,7 +333,9 @@ def code_version() -> str:
     return f"{package_version()}+{digest.hexdigest()[:16]}"
 
 
-def _predictor_key(name: str) -> tuple[str, str | None]:
+def _predictor_key(name: str | RequestPredictions) -> tuple[str, str | None]:
+    if isinstance(name, RequestPredictions):
+        return name.predictor, sha256(b"".join(each.tobytes() for each in (name.mu, name.sigma, name.cap))).hexdigest()
     spec = parse_predictor_spec(name)
     if spec.kind == "memory" and spec.model:
         return name, _predictor_key(spec.model)[1]
@@ -276,10 +349,13 @@ def _draw(source: WorkloadSource, slots: int, own_arrivals: bool, seed: int) -> 
 
 @lru_cache(maxsize=4096)
 def _setting_key(source: WorkloadSource, fleet: Fleet, seed: int, own_arrivals: bool) -> str:
-    digest = _draw(source, fleet.slots, own_arrivals, seed).content_hash
-    return content_key(workload=digest, fleet=[repr(engine) for engine in fleet.engines], seed=seed)
+    return _content_of(_draw(source, fleet.slots, own_arrivals, seed), fleet, seed)
+
+
+def _content_of(workload: Workload, fleet: Fleet, seed: int) -> str:
+    return content_key(workload=workload.content_hash, fleet=[repr(engine) for engine in fleet.engines], seed=seed)
 
 
 @lru_cache(maxsize=8)
-def _predictions(setting: Setting, predictor: str, rate: float | None) -> RequestPredictions:
+def _predictions(setting: Setting | DrawnSetting, predictor: str, rate: float | None) -> RequestPredictions:
     return as_predictions(setting.workload_at(rate), setting.fleet, predictor, seed=setting.seed)
