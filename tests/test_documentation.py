@@ -39,7 +39,7 @@ NOT_RUN = (
     "lengthwise engine fit --url",
     "lengthwise evaluate --from",
     "lengthwise serve --engine http",
-    "lengthwise shadow",
+    "lengthwise report traffic/",
     "python -m experiments run",
 )
 RUN = ("lengthwise ", "python ", "curl ")

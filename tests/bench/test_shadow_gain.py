@@ -1,10 +1,10 @@
-"""A shadow study of a known engine: its fitted speed is the true one, and the gain is that of the simulator."""
+"""The logged traffic of a known engine: its fitted speed is the true one, and the gain is that of the simulator."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ import pytest
 from lengthwise.bench.shadow_gain import LOGGED, TRUE, fit_cost, shadow_traffic, study_shadow, tables
 from lengthwise.errors import InputError
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, StepCost, simulate
-from lengthwise.traffic.shadow_log import EngineMemory, Entry, Gauges, Header, Logged, PredictorAccount
+from lengthwise.traffic.log import EngineReading, PredictorCounts
+from lengthwise.traffic.reader import LoggedTraffic
+from lengthwise.traffic.rows import RequestRow
 from lengthwise.workloads import Workload
 
 COST = StepCost(0.02, 0.02, 5e-5, 0.0, 0.003, 0.0)
 SPEC = EngineSpec("true", COST, 400_000, max_num_seqs=4, prefix_caching=False)
-HEADER = Header("http://e", "fast", 0.0)
+BUSY = (EngineReading(1.0, "e", 4, 9), EngineReading(2.0, "e", 2, 0))
 
 
 def served(n: int = 600, rate: float = 1.0, seed: int = 0) -> Outcome:
@@ -36,29 +38,32 @@ def served(n: int = 600, rate: float = 1.0, seed: int = 0) -> Outcome:
     return simulate(workload, Fleet((SPEC,)), "fcfs")
 
 
-def logged(outcome: Outcome, *, noise: float = 0.5, **changes: Any) -> Logged:
-    """Return the log of a shadow in front of that engine, with predictions whose log error is `noise`."""
+def logged(
+    outcome: Outcome, *, noise: float = 0.5, others: Sequence[EngineReading | PredictorCounts] = BUSY
+) -> LoggedTraffic:
+    """Return the log of a gateway in front of that engine, with predictions whose log error is `noise`."""
     rng = np.random.default_rng(1)
-    error = rng.normal(0.0, noise, len(outcome))
-    entries = tuple(
-        Entry(
+    mu = np.log(outcome.output_tokens) + rng.normal(0.0, noise, len(outcome))
+    rows = [
+        RequestRow(
             arrival_s=7.0 + float(outcome.arrival[i]),
-            finished_s=7.0 + float(outcome.finish[i]),
-            end="whole",
-            llm="m",
-            streamed=True,
             first_token_s=7.0 + float(outcome.first_token[i]),
-            prompt_tokens=int(outcome.input_tokens[i]),
-            prompt_bytes=4 * int(outcome.input_tokens[i]),
+            finished_s=7.0 + float(outcome.finish[i]),
+            llm="m",
+            engine="e",
+            input_tokens=int(outcome.input_tokens[i]),
+            input_bytes=4 * int(outcome.input_tokens[i]),
             output_tokens=int(outcome.output_tokens[i]),
-            source="predictor",
-            prediction_mu=math.log(outcome.output_tokens[i]) + float(error[i]),
-            prediction_sigma=noise,
+            source="prior",
+            predictor="fast",
+            mu=float(mu[i]),
+            sigma=noise,
+            predictor_mu=float(mu[i]),
+            predictor_sigma=noise,
         )
         for i in range(len(outcome))
-    )
-    given = {"gauges": (Gauges(1.0, 4, 9), Gauges(2.0, 2, 0)), "memory": None, "account": None, **changes}
-    return Logged(HEADER, entries, **given)
+    ]
+    return LoggedTraffic.of([*rows, *others], "log")
 
 
 def test_the_cost_of_the_engine_is_recovered_from_the_times_of_its_answers() -> None:
@@ -90,7 +95,7 @@ def test_the_gain_is_that_of_the_simulator_with_the_same_predictions() -> None:
 
 
 def test_without_a_queue_there_is_no_gain_and_no_captured_share() -> None:
-    found = study_shadow(logged(served(rate=0.1), gauges=()), "log")
+    found = study_shadow(logged(served(rate=0.1), others=()), "log")
     assert found.engine.slots_from.endswith("never seen with a queue")
     for run in found.runs:
         assert run.mean_e2e.ratio == pytest.approx(1.0, abs=0.02)
@@ -127,20 +132,20 @@ def test_predictions_are_scored_beside_history_and_the_best_constant() -> None:
     assert constant.covered_50 == pytest.approx(0.5, abs=0.05)
 
 
-def changed(log: Logged, rows: Sequence[int], **changes: Any) -> Logged:
-    entries = tuple(replace(each, **changes) if i in rows else each for i, each in enumerate(log.entries))
-    return replace(log, entries=entries)
+def changed(log: LoggedTraffic, rows: Sequence[int], **changes: Any) -> LoggedTraffic:
+    new = [row._replace(**changes) if i in rows else row for i, row in enumerate(log.rows)]
+    return LoggedTraffic.of([*new, *log.engines, *log.predictors], log.origin)
 
 
 def test_requests_that_cannot_be_replayed_are_counted_by_reason() -> None:
     log = logged(served(100))
-    log = changed(log, range(3), end="refused", output_tokens=None)
+    log = changed(log, range(3), outcome="engine_error", output_tokens=None)
     log = changed(log, range(3, 5), one_answer=False)
-    log = changed(log, [5], end="left", output_tokens=None)
-    log = changed(log, [6], end="left", exact=False, output_tokens=3)
-    log = changed(log, [7], prompt_tokens=None, prompt_bytes=400)
-    log = changed(log, [8], end="cut")  # by the end of the context: its limit is unknown
-    log = changed(log, [9], end="cut", max_tokens=1, output_tokens=1)
+    log = changed(log, [5], outcome="cancelled", output_tokens=None)
+    log = changed(log, [6], outcome="cancelled", censored=True, counted=True, output_tokens=3)
+    log = changed(log, [7], input_tokens=None, input_bytes=400)
+    log = changed(log, [8], censored=True)  # by the end of the context: its limit is unknown
+    log = changed(log, [9], censored=True, max_tokens=1, output_tokens=1)
     found = study_shadow(log, "log")
     assert (found.requests, found.replayed, sorted(found.left_out.values())) == (100, 94, [1, 2, 3])
     assert (found.counted_answers, found.guessed_prompts, found.unsettled) == (1, 1, 2)
@@ -149,15 +154,15 @@ def test_requests_that_cannot_be_replayed_are_counted_by_reason() -> None:
 
 
 def test_answers_that_are_not_streamed_are_replayed_without_a_first_token() -> None:
-    log = changed(logged(served()), range(0, 600, 3), streamed=False, first_token_s=None)
+    log = changed(logged(served()), range(0, 600, 3), first_token_s=None)
     found = study_shadow(log, "log")
     assert found.replayed == 600
     assert abs(found.mismatch) < 0.15
 
 
 def test_the_replay_uses_the_logged_prediction_delay_and_reported_memory() -> None:
-    account = PredictorAccount(600, 600, 0, 0, 1.0, 0.25)
-    found = study_shadow(logged(served(), account=account, memory=EngineMemory(4000, 16)), "log")
+    others = PredictorCounts(600, 600, 0, 0, 1.0, 0.25), EngineReading(1.0, "e", kv_tokens=4000, block_size=16)
+    found = study_shadow(logged(served(), others=others), "log")
     assert found.prediction_delay_s == 0.25
     assert (found.engine.spec.kv_tokens, found.engine.memory_from) == (4000, "reported by the engine")
 
@@ -165,7 +170,7 @@ def test_the_replay_uses_the_logged_prediction_delay_and_reported_memory() -> No
 def test_too_little_data_is_an_error() -> None:
     with pytest.raises(InputError, match="10 answers of known length are too few"):
         study_shadow(logged(served(10)), "log")
-    plain = changed(logged(served(50)), range(50), streamed=False, first_token_s=None)
+    plain = changed(logged(served(50)), range(50), first_token_s=None)
     with pytest.raises(InputError, match="0 streamed answers of 8 or more tokens are too few to fit an engine"):
         study_shadow(plain, "log")
     with pytest.raises(InputError, match="there is no policy 'nope'"):
@@ -179,20 +184,24 @@ def test_the_tables_note_whether_the_replay_matches_the_measurement() -> None:
     assert any("can be read as they are" in note for note in good[0].notes)
     assert len(good) == 3
     log = logged(outcome)
-    slower = tuple(replace(each, finished_s=each.finished_s + 100) for each in log.entries)
-    poor = tables(study_shadow(replace(log, entries=slower), "log", engine="llama-3-8b@a100"))
+    slower = [row._replace(finished_s=(row.finished_s or 0.0) + 100) for row in log.rows]
+    poor = tables(study_shadow(LoggedTraffic.of(slower, "log"), "log", engine="llama-3-8b@a100"))
     assert any("say little" in note for note in poor[0].notes)
 
 
 def test_an_engine_of_varying_speed_is_fitted_by_its_mean_speed() -> None:
     """One answer at a time, each at its own speed: the mean is weighted by time."""
     rng = np.random.default_rng(2)
-    now, entries = 0.0, []
+    now, rows = 0.0, []
     for _ in range(400):
         tokens, per_token = int(rng.integers(20, 200)), float(rng.choice([0.01, 0.05]))
         first, now = now + 0.01, now + 0.01 + per_token * (tokens - 1)
-        entries.append(Entry(first - 0.01, now, "whole", "m", True, first, 10, 40, tokens))
-    traffic = shadow_traffic(Logged(HEADER, tuple(entries), (), None, None), "log")
+        rows.append(
+            RequestRow(
+                first - 0.01, first_token_s=first, finished_s=now, llm="m", input_tokens=10, output_tokens=tokens
+            )
+        )
+    traffic = shadow_traffic(LoggedTraffic.of(rows, "log"), "log")
     cost, answers = fit_cost(traffic)
     assert answers == 400
     assert cost.decode_base + cost.decode == pytest.approx(0.03, rel=0.1)

@@ -74,7 +74,6 @@ def test_output_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path
     ("package", "arguments", "extra"),
     [
         ("pyarrow", "simulate castillo", "sim"),
-        ("pyarrow", "shadow --url http://127.0.0.1:1", "serve"),
         ("pyarrow", "bench --url http://127.0.0.1:1", "serve"),
         ("httptools", "serve --engine http://127.0.0.1:1", "serve"),
         ("plotly", "evaluate constant --limit 20 --report out.html", "reports"),

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.client.client import EngineClient
-from lengthwise.client.scrape import EngineGauges, fetch_metrics, read_gauges, read_memory
-from lengthwise.traffic.shadow_log import EngineMemory
+from lengthwise.client.scrape import EngineGauges, EngineMemory, fetch_metrics, read_gauges, read_memory
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Estimate the gain of a policy: a shadow's log is replayed in the simulator under FCFS and under the policy.
+"""Estimate the gain of a policy: a traffic log is replayed in the simulator under FCFS and under the policy.
 
 The report first compares the FCFS replay with the measurement: without a match, a simulated gain is meaningless.
 
@@ -51,8 +51,10 @@ from lengthwise.simulator import (
 )
 from lengthwise.simulator.grid import Measure, paired_ratio
 from lengthwise.simulator.metrics import TRUTH
+from lengthwise.traffic.log import EngineReading
+from lengthwise.traffic.reader import LoggedTraffic, column
+from lengthwise.traffic.rows import RequestRow
 from lengthwise.traffic.scores import mae, tau_within
-from lengthwise.traffic.shadow_log import EngineMemory, Entry, Gauges, Logged
 from lengthwise.workloads import Workload
 
 Floats = NDArray[np.float64]
@@ -89,10 +91,10 @@ class ShadowTraffic:
         return np.where(self.streamed, self.first_token, self.workload.arrival_s)
 
 
-def shadow_traffic(logged: Logged, name: str) -> ShadowTraffic:
+def shadow_traffic(logged: LoggedTraffic, name: str) -> ShadowTraffic:
     """Return the requests of a log that can be replayed; the others are counted by the reason to leave them out."""
-    left_out = Counter(why for entry in logged.entries if (why := _unfit(entry)))
-    kept = [entry for entry in logged.entries if not _unfit(entry)]
+    left_out = Counter(why for row in logged.rows if (why := _unfit(row)))
+    kept = [row for row in logged.rows if not _unfit(row)]
     if len(kept) < _MIN_REQUESTS:
         raise InputError(
             f"{len(kept)} answers of known length are too few for a report",
@@ -103,62 +105,66 @@ def shadow_traffic(logged: Logged, name: str) -> ShadowTraffic:
     prompts, guessed = _prompt_tokens(kept)
     workload = Workload.from_table(
         {
-            "arrival_s": _column(kept, "arrival_s") - began,
+            "arrival_s": column(kept, "arrival_s") - began,
             "input_tokens": prompts,
-            "output_tokens": pa.array([max(1, entry.output_tokens or 1) for entry in kept], pa.int64()),
-            "llm": [entry.llm for entry in kept],
-            "max_tokens": pa.array([entry.max_tokens for entry in kept], pa.int64()),
+            "output_tokens": pa.array([max(1, row.output_tokens or 1) for row in kept], pa.int64()),
+            "llm": [row.llm for row in kept],
+            "max_tokens": pa.array([row.max_tokens for row in kept], pa.int64()),
         },
         name=name,
     )
     return ShadowTraffic(
         workload,
-        _predictions(kept, workload, logged.header.predictor),
-        _column(kept, "first_token_s") - began,
-        _column(kept, "finished_s") - began,
-        settled=np.array([_settled(entry) for entry in kept]),
-        predicted=np.array([entry.source == "predictor" for entry in kept]),
+        _predictions(kept, workload),
+        column(kept, "first_token_s") - began,
+        column(kept, "finished_s") - began,
+        settled=np.array([_settled(row) for row in kept]),
+        predicted=np.array([row.predictor_mu is not None and row.source != "hint" for row in kept]),
         left_out=dict(left_out),
         guessed_prompts=guessed,
-        counted_answers=sum(not entry.exact for entry in kept),
+        counted_answers=sum(row.counted for row in kept),
     )
 
 
-def _unfit(entry: Entry) -> str | None:
-    if entry.end == "refused":
+def _unfit(row: RequestRow) -> str | None:
+    if row.outcome in ("refused", "client_error", "engine_error", "bug"):
         return "refused by the engine"
-    if not entry.one_answer:
+    if not row.one_answer:
         return "several answers or prompts in one request, or a body that could not be read"
-    if entry.output_tokens is None:
+    if row.output_tokens is None:
         return "length not known: the client left or the engine was lost before the end"
     return None
 
 
-def _settled(entry: Entry) -> bool:
+def _settled(row: RequestRow) -> bool:
     # An answer that the end of the context cut below its max_tokens does not count: its cap is not known here.
-    at_limit = entry.end == "cut" and entry.max_tokens is not None and (entry.output_tokens or 0) >= entry.max_tokens
-    return entry.exact and (entry.end == "whole" or at_limit)
+    at_limit = row.max_tokens is not None and (row.output_tokens or 0) >= row.max_tokens
+    return row.outcome == "ok" and not row.counted and (at_limit or not row.censored)
 
 
-def _column(entries: Sequence[Entry], name: str) -> Floats:
-    return np.array([math.nan if (value := getattr(entry, name)) is None else value for entry in entries], np.float64)
-
-
-def _prompt_tokens(entries: Sequence[Entry]) -> tuple[NDArray[np.int64], int]:
+def _prompt_tokens(rows: Sequence[RequestRow]) -> tuple[NDArray[np.int64], int]:
     """Return prompt tokens, estimated from the size of the body if not reported, and the number of estimates."""
-    tokens, size = _column(entries, "prompt_tokens"), _column(entries, "prompt_bytes")
+    tokens, size = column(rows, "input_tokens"), np.nan_to_num(column(rows, "input_bytes"))
     known = ~np.isnan(tokens) & (size > 0)
     per_byte = float(np.median(tokens[known] / size[known])) if known.any() else 1.0 / _BYTES_PER_TOKEN
     filled = np.where(np.isnan(tokens), np.rint(size * per_byte), tokens)
     return np.maximum(filled, 1).astype(np.int64), int(np.isnan(tokens).sum())
 
 
-def _predictions(entries: Sequence[Entry], workload: Workload, predictor: str) -> RequestPredictions:
-    caps = [DEFAULT_CAP if entry.max_tokens is None else entry.max_tokens for entry in entries]
-    llms = np.array([entry.llm for entry in entries], dtype=object)
+def _predictions(rows: Sequence[RequestRow], workload: Workload) -> RequestPredictions:
+    caps = [row.max_tokens or DEFAULT_CAP for row in rows]
+    llms = np.array([row.llm or "" for row in rows], dtype=object)
     truth = workload.output_tokens.astype(np.float64)
-    mu, sigma = _column(entries, "prediction_mu"), _column(entries, "prediction_sigma")
-    return RequestPredictions(predictor, mu, sigma, np.array(caps, np.float64), llms, truth)
+    mu, sigma = (
+        np.where(np.isnan(column(rows, "mu")), column(rows, f"history_{name}"), column(rows, name))
+        for name in ("mu", "sigma")
+    )
+    return RequestPredictions(_predictor(rows), mu, sigma, np.array(caps, np.float64), llms, truth)
+
+
+def _predictor(rows: Sequence[RequestRow]) -> str:
+    """Return the predictors of the requests, the most frequent first."""
+    return ", ".join(str(name) for name, _ in Counter(row.predictor or "none" for row in rows).most_common())
 
 
 _MIN_TOKENS: Final = 8  # the duration of shorter answers is mostly network latency
@@ -179,23 +185,23 @@ class FittedEngine:
 
 
 def fit_engine(
-    traffic: ShadowTraffic, gauges: Sequence[Gauges], memory: EngineMemory | None, *, max_num_seqs: int | None = None
+    traffic: ShadowTraffic, readings: Sequence[EngineReading], *, max_num_seqs: int | None = None
 ) -> FittedEngine:
     """Fit step time and limits; `max_num_seqs` is used as it is if given."""
     cost, answers = fit_cost(traffic)
-    slots, slots_from = (max_num_seqs, "given") if max_num_seqs is not None else _slots(traffic, gauges)
+    slots, slots_from = (max_num_seqs, "given") if max_num_seqs is not None else _slots(traffic, readings)
     longest = int((traffic.workload.input_tokens + traffic.workload.output_tokens).max())
-    memory_from = "reported by the engine"
-    if memory is None:
-        memory, memory_from = EngineMemory((slots + 1) * (longest + _BLOCK), _BLOCK), "not known: assumed sufficient"
+    reported = [(each.kv_tokens, each.block_size or _BLOCK) for each in readings if each.kv_tokens is not None]
+    kv_tokens, block_size = reported[-1] if reported else ((slots + 1) * (longest + _BLOCK), _BLOCK)
+    memory_from = "reported by the engine" if reported else "not known: assumed sufficient"
     spec = EngineSpec(
         "fitted to the log",
         cost,
-        memory.kv_tokens,
-        max_model_len=max(longest, memory.kv_tokens),
+        kv_tokens,
+        max_model_len=max(longest, kv_tokens),
         max_num_seqs=slots,
         max_num_batched_tokens=max(_BATCHED_TOKENS, slots),
-        block_size=min(memory.block_size, memory.kv_tokens),
+        block_size=min(block_size, kv_tokens),
         prefix_caching=False,
     )
     return FittedEngine(spec, answers, slots_from, memory_from)
@@ -235,9 +241,9 @@ def _spread(begin: Floats, end: Floats, amount: Floats) -> tuple[Floats, Floats]
     return times, np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(times))])
 
 
-def _slots(traffic: ShadowTraffic, gauges: Sequence[Gauges]) -> tuple[int, str]:
+def _slots(traffic: ShadowTraffic, readings: Sequence[EngineReading]) -> tuple[int, str]:
     """Return the slots: the most requests running while others waited, else the most answers generated at once."""
-    full = [gauge.running for gauge in gauges if gauge.waiting > 0 and gauge.running > 0]
+    full = [each.running for each in readings if each.running and each.waiting]
     if full:
         return max(full), "the most that ran while others waited"
     changes = np.repeat([1.0, -1.0], len(traffic.finish))
@@ -329,7 +335,7 @@ class ShadowGain:
     """The results of a replayed log."""
 
     source: str
-    engine_url: str
+    engine_name: str
     predictor: str
     requests: int
     replayed: int
@@ -356,7 +362,7 @@ class ShadowGain:
 
 
 def study_shadow(
-    logged: Logged,
+    logged: LoggedTraffic,
     source: str,
     *,
     engine: str | None = None,
@@ -372,7 +378,7 @@ def study_shadow(
     given = None if engine is None else find_engine(engine)
     traffic = shadow_traffic(logged, source)
     fitted = (
-        fit_engine(traffic, logged.gauges, logged.memory, max_num_seqs=max_num_seqs)
+        fit_engine(traffic, logged.engines, max_num_seqs=max_num_seqs)
         if given is None
         else FittedEngine(given, 0, "given with the engine", "given with the engine")
     )
@@ -380,7 +386,8 @@ def study_shadow(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, kv_tokens=kv_tokens
     )
     fitted = replace(fitted, spec=fleet.engines[0])
-    delay = 0.0 if logged.account is None else logged.account.mean_age_s
+    answered = sum(each.answered for each in logged.predictors)
+    delay = sum(each.answered * each.mean_age_s for each in logged.predictors) / max(1, answered)
     on_progress("fcfs", 0.0)
     base = simulate(traffic.workload, fleet, "fcfs")
     capacity = measure_capacity(traffic.workload, fleet)
@@ -390,9 +397,9 @@ def study_shadow(
         runs += _replay(name, traffic, fleet, base, delay)
     return ShadowGain(
         source=source,
-        engine_url=logged.header.engine,
-        predictor=logged.header.predictor,
-        requests=len(logged.entries),
+        engine_name=", ".join(sorted({row.engine for row in logged.rows if row.engine is not None})),
+        predictor=traffic.predictions.predictor,
+        requests=len(logged),
         replayed=len(traffic.workload),
         left_out=traffic.left_out,
         guessed_prompts=traffic.guessed_prompts,
@@ -491,7 +498,7 @@ def _match(found: ShadowGain) -> Table:
 
 def _notes(found: ShadowGain) -> list[str]:
     spec, cost = found.engine.spec, found.engine.spec.cost
-    seen = f"{found.replayed:,} of {found.requests:,} requests replayed, {found.duration_s:,.0f} s, {found.engine_url}"
+    seen = f"{found.replayed:,} of {found.requests:,} requests replayed, {found.duration_s:,.0f} s, {found.engine_name}"
     notes = [seen, f"verdict: {replay_match(found.measured.e2e_s.mean, found.fcfs.e2e_s.mean)}"]
     if found.engine.answers and isinstance(cost, StepCost):
         notes.append(

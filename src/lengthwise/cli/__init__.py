@@ -22,14 +22,13 @@ PANELS = {
         "serve": "Run the gateway: an OpenAI-compatible proxy that routes and orders by predicted length.",
         "keys": "Make, list and remove API keys for the gateway.",
         "engine": "Run the embedded vLLM engine with the length-aware scheduler, or fit its cost model.",
-        "shadow": "Predict and log beside a running engine, and estimate what reordering would gain.",
     },
     "Simulate and plan": {
         "simulate": "Compare policies and routers on a simulated fleet, on the same arrivals and lengths.",
         "sweep": "Run a grid of simulations from a YAML file, in parallel and cached.",
         "plan": "Find the fewest engines that serve a trace within latency limits.",
         "explain": "Explain why a simulated request was sent to its engine.",
-        "report": "Compare two stored runs, or make the HTML report of one.",
+        "report": "Show or compare stored runs, or estimate what a policy would gain on logged traffic.",
     },
     "Measure": {
         "replay": "Send a workload to a running engine or gateway and measure latency.",
@@ -52,6 +51,7 @@ PANELS = {
         "doctor": "Show what is installed, what is missing, and what would keep a server from starting.",
     },
 }
+RETIRED = {"shadow": "use `lengthwise serve --engine URL --observe --learn DIR`, then `lengthwise report DIR`"}
 COMMANDS = {name: text for commands in PANELS.values() for name, text in commands.items()}
 
 
@@ -86,6 +86,9 @@ class _LazyGroup(TyperGroup):
         return _placeholder(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in RETIRED:
+            typer.echo(f"error: there is no `lengthwise {args[0]}` any more; {RETIRED[args[0]]}", err=True)
+            raise typer.Exit(2)
         self.commands = {name: _placeholder(name) for name in COMMANDS}  # among these Typer looks for a similar name
         name, command, rest = super().resolve_command(ctx, args)
         ctx.invoked_subcommand = name  # for `invoke`, where the import fails

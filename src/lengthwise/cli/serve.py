@@ -63,6 +63,8 @@ def serve(
     Example: `lengthwise serve --engine http://gpu-1:8000 --engine http://gpu-2:8000 --policy sjf`
 
     Example: `lengthwise serve --config fleet.yaml --check`
+
+    Example: `lengthwise serve --engine http://gpu-1:8000 --observe --learn traffic/`
     """
     options = given_fields(context, GatewayConfig) | ({"engines": engine} if engine else {})
 
@@ -97,6 +99,8 @@ def serve(
             on_engines=typer.echo,
             load=lambda: resolved(load()),
         )
+    if settings.observe:
+        typer.echo(f"log: {settings.learn}; what another order would have gained: lengthwise report {settings.learn}")
 
 
 def _tenants_without_key(config: GatewayConfig) -> list[str]:

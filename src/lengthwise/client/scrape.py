@@ -16,7 +16,6 @@ from prometheus_client.samples import Sample
 from lengthwise.client.client import ASK_S, EngineClient, EngineError, served_model
 from lengthwise.errors import InputError
 from lengthwise.simulator.step_log import EngineFacts
-from lengthwise.traffic.shadow_log import EngineMemory
 
 _RUNNING: Final = "vllm:num_requests_running", "sglang:num_running_reqs"
 _WAITING: Final = "vllm:num_requests_waiting", "sglang:num_queue_reqs"
@@ -41,6 +40,14 @@ class EngineGauges:
     waiting: int
     kv_use: float | None = None
     prefix_tokens: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """An engine's KV memory."""
+
+    kv_tokens: int
+    block_size: int
 
 
 async def fetch_metrics(client: EngineClient) -> str | None:

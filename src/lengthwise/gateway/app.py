@@ -37,7 +37,7 @@ from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
 from lengthwise.gateway.recent_requests import RecentRequests
 from lengthwise.gateway.reload import PredictorWatch, Reloader
-from lengthwise.gateway.request_rows import TrafficLogMetrics
+from lengthwise.gateway.request_rows import TrafficLogMetrics, predictor_counts
 from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.gateway.stored_responses import ResponseOwners
@@ -136,6 +136,7 @@ class _Gateway:
         )
         budget = BodyBudget(config.max_held_bytes)
         self.exported = Metrics(self._dispatcher, config.predictor, self._predictions, budget)
+        traffic = None if config.learn is None else TrafficLog(config.learn, max_bytes=config.learn_bytes)
         self.parts = GatewayParts(
             config=config,
             dispatcher=self._dispatcher,
@@ -146,8 +147,8 @@ class _Gateway:
             owners=ResponseOwners(),
             retries=Retries(most=config.retries, share=config.retry_share),
             recent=RecentRequests(self._dispatcher),
-            fleet=EngineFleet(config, self._dispatcher, self.exported, make_client),
-            traffic=None if config.learn is None else TrafficLog(config.learn, max_bytes=config.learn_bytes),
+            fleet=EngineFleet(config, self._dispatcher, self.exported, make_client, traffic),
+            traffic=traffic,
             tracing=None if config.otlp_endpoint is None else _tracing(config.otlp_endpoint, self._dispatcher),
         )
         self.reloader = Reloader(self.parts, self.tenants)
@@ -181,7 +182,7 @@ class _Gateway:
             if self._on_engines is not None:
                 engines = self._dispatcher.engines
                 self._on_engines(", ".join(f"{e.name} is {e.description or 'not known yet'}" for e in engines))
-            if self._dispatcher.uses_predictions:
+            if self._dispatcher.uses_predictions or parts.config.observe:
                 self._predictions.warm()
             interval_s = parts.config.health_interval_s
             watches = [asyncio.create_task(self.tenants.watch(interval_s))]
@@ -190,6 +191,8 @@ class _Gateway:
             try:
                 with self.access_log or nullcontext(), parts.traffic or nullcontext(), parts.tracing or nullcontext():
                     yield
+                    if parts.traffic is not None:
+                        parts.traffic.add(predictor_counts(self._predictions.counts))
             finally:
                 for task in watches:
                     task.cancel()

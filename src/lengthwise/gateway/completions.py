@@ -228,7 +228,8 @@ class Completions(Endpoint):
         call.hinted = job.prediction is not None
         if call.hinted:
             return
-        if body.readable and self._predictions.predicts and self._dispatcher.uses_predictions:
+        used = self._dispatcher.uses_predictions or self._parts.config.observe
+        if used and body.readable and self._predictions.predicts:
             call.question = partial(body.prediction_input, call.tenant)
             # The traffic log records the prediction of every request.
             if self._traffic is not None or not self._predictions.works:
@@ -349,6 +350,8 @@ class Completions(Endpoint):
     def _edit_for(self, engine: GatewayEngine, call: Call) -> Callable[[bytes], bytes] | None:
         """Return the edit that adds what the engine's scheduler can use to the body, if any."""
         body, job = call.body, call.job
+        if self._parts.config.observe:
+            return None
         if engine.kind == "lengthwise":
             # A prediction that has not arrived is not waited for: the engine then predicts.
             forward, now = call.source == "predictor", self._dispatcher.clock()

@@ -36,6 +36,15 @@ DEFAULT_TENANT: Final = "default"
 SIMULATED: Final = "simulated:"
 """Begins the specification of simulated engines, in place of a URL."""
 
+_OBSERVING: Final = {
+    "policy": "fcfs",
+    "in_flight": 1_000_000,
+    "admission_quantile": 0.0,
+    "retries": 0,
+    "hold_timeout_s": 0.0,
+}
+"""The settings of a gateway that holds nothing back."""
+
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -202,6 +211,9 @@ class GatewayConfig(_Section):
     watch: bool = False
     """Use a new version of the predictor's model file once it is written, without a restart. With `learn` and a
     packaged predictor, that file is predictor.lw in its folder."""
+    observe: bool = False
+    """Only observe: every request passes at once and unchanged, first come, first served, and is logged with its
+    prediction (needs `learn`). `lengthwise report` then says what another order would have gained."""
     learn_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
     """Size of the traffic log; the oldest rows are deleted."""
     keys: Path | None = None
@@ -310,12 +322,31 @@ class GatewayConfig(_Section):
             raise InputError("there is no file to watch", hint="name a model file with --predictor, or --learn DIR")
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _observing(cls, given: Any) -> Any:  # not validated yet
+        """Set what `observe` stands for; InputError where something else is given."""
+        if not isinstance(given, Mapping) or given.get("observe") not in (True, "true"):
+            return given
+        if given.get("learn") is None:
+            raise InputError("observe is given without learn", hint="name a folder for the log with --learn DIR")
+        for name, value in _OBSERVING.items():
+            if given.get(name, value) != value:
+                raise InputError(f"{name} is {given[name]} and observe is on", hint="leave one of the two out")
+        return {**given, **_OBSERVING}
+
     @property
     def watched(self) -> Path | None:
         """The model file that is watched, if there is one; it need not exist."""
         if Path(self.predictor).suffix == SUFFIX:
             return Path(self.predictor)
         return None if self.learn is None else self.learn / PREDICTOR_NAME
+
+    @model_validator(mode="after")
+    def _check_observed_engines(self) -> Self:
+        if self.observe and any(engine.in_flight is not None for engine in self.engines):
+            raise InputError("an engine has in_flight and observe is on", hint="leave one of the two out")
+        return self
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

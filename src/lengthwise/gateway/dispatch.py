@@ -15,14 +15,13 @@ from typing import Final, Literal
 
 from lengthwise.client.client import EngineClient
 from lengthwise.client.kind import EngineKind
-from lengthwise.client.scrape import EngineGauges
+from lengthwise.client.scrape import EngineGauges, EngineMemory
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.routing import RouterAdapter
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution
 from lengthwise.policies import Fcfs, Job, Policy, PolicyQueue, TokenRate
 from lengthwise.policies.admission import JointAdmission
 from lengthwise.predictors.service import PredictionService
-from lengthwise.traffic.shadow_log import EngineMemory
 
 _log = logging.getLogger(__name__)
 _MAX_RETRY_AFTER_S: Final = 60

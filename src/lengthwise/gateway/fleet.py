@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Self
 
@@ -16,8 +17,10 @@ from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.routing import warm_router
+from lengthwise.traffic.log import EngineReading, TrafficLog
 
 _log = logging.getLogger(__name__)
+_Reported = tuple[int | None, int | None, int | None, int | None]
 _POLL_S: Final = 0.05
 _ASK_AGAIN_S: Final = 30.0
 
@@ -31,7 +34,10 @@ class EngineFleet:
         dispatcher: Dispatcher,
         metrics: Metrics,
         make_client: Callable[..., EngineClient] = EngineClient,
+        log: TrafficLog | None = None,
     ) -> None:
+        """With `log`, what the engines report is written there when it changes."""
+        self._log = log
         self._config = config
         self._make_client = make_client
         self._dispatcher = dispatcher
@@ -148,9 +154,10 @@ class EngineFleet:
         """Return the periodic check of an engine: its health, its models, and its load where that is used."""
         dispatcher = self._dispatcher
         scrapes, replicas = True, 1
+        logged: _Reported | None = None
 
         async def check() -> None:
-            nonlocal scrapes, replicas
+            nonlocal scrapes, replicas, logged
             healthy = await self._check(engine)
             if (now := max(1, engine.client.replicas)) != replicas:
                 dispatcher.set_slots(engine, max(1, engine.slots * now // replicas))
@@ -166,6 +173,10 @@ class EngineFleet:
                 return
             if scrapes:
                 scrapes = await _scrape(engine, dispatcher)
+                if self._log is not None and scrapes and (reported := _reported(engine)) != logged:
+                    logged = reported
+                    kv_use = None if engine.gauges is None else engine.gauges.kv_use
+                    self._log.add(EngineReading(time.time(), engine.name, *reported, kv_use=kv_use))
 
         return check
 
@@ -222,6 +233,13 @@ async def _models(engine: GatewayEngine) -> frozenset[str] | None:
         return frozenset(str(model["id"]) for model in await engine.client.models()) or None
     except EngineError:
         return engine.models
+
+
+def _reported(engine: GatewayEngine) -> _Reported:
+    """Return running and waiting requests, KV tokens and block size, as the engine has reported them."""
+    gauges, memory = engine.gauges, engine.memory
+    load = (None, None) if gauges is None else (gauges.running, gauges.waiting)
+    return (*load, None, None) if memory is None else (*load, memory.kv_tokens, memory.block_size)
 
 
 async def _scrape(engine: GatewayEngine, dispatcher: Dispatcher) -> bool:

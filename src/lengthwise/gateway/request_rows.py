@@ -11,8 +11,9 @@ from prometheus_client.metrics_core import Metric
 
 from lengthwise.gateway.access_log import shortened
 from lengthwise.lengths import LogT
+from lengthwise.predictors.prediction_worker import Counts
 from lengthwise.predictors.service import PredictionTrace
-from lengthwise.traffic.log import MAX_BLOCKS, TrafficLog, kept_text
+from lengthwise.traffic.log import MAX_BLOCKS, PredictorCounts, TrafficLog, kept_text
 from lengthwise.traffic.rows import RequestRow
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def request_row(call: Call, trace: PredictionTrace, now: float, *, keep_prompt: 
         tenant=call.tenant,
         llm=shortened(body.llm),
         engine=call.engine,
-        input_tokens=job.prompt_tokens if measure.prompt_tokens is None else measure.prompt_tokens,
+        input_tokens=measure.prompt_tokens,
         input_bytes=len(call.raw),
         output_tokens=tokens,
         counted=counted and tokens is not None,
@@ -69,6 +70,12 @@ def request_row(call: Call, trace: PredictionTrace, now: float, *, keep_prompt: 
 
 def _pair(prediction: LogT | None) -> tuple[float | None, float | None]:
     return (None, None) if prediction is None else (prediction.mu, prediction.sigma)
+
+
+def predictor_counts(counts: Counts) -> PredictorCounts:
+    """Return the counts of the predictor as they are logged."""
+    age_s = counts.age_s / max(1, counts.answered)
+    return PredictorCounts(counts.asked, counts.answered, counts.failed, counts.dropped, counts.cpu_s, age_s)
 
 
 class TrafficLogMetrics:

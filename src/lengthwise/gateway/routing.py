@@ -8,12 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
-from lengthwise.client.scrape import EngineGauges
+from lengthwise.client.scrape import EngineGauges, EngineMemory
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
 from lengthwise.prefixes import BLOCK_TOKENS
 from lengthwise.routers import Admitted, EngineInfo, Event, Evicted, Finished, Progress, Router, Scraped, make_router
-from lengthwise.traffic.shadow_log import EngineMemory
 
 _log = logging.getLogger(__name__)
 _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens

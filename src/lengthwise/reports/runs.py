@@ -1,6 +1,6 @@
 """Compared runs: latencies, ratios over a baseline, and profiles by output length and over time.
 
-Every command that compares latencies (simulate, sweep, shadow, bench, replay, plan) describes its runs alike; a stored
+Every command that compares latencies (simulate, sweep, report, bench, replay, plan) describes its runs alike; a stored
 JSON file holds the same description, so that a report can be made from it.
 """
 

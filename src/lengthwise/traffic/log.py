@@ -58,11 +58,11 @@ class EngineReading(NamedTuple):
     engine: str
     running: int | None = None
     waiting: int | None = None
-    kv_use: float | None = None
-    """Share of its KV memory in use."""
     kv_tokens: int | None = None
     """Size of its KV memory."""
     block_size: int | None = None
+    kv_use: float | None = None
+    """Share of its KV memory in use."""
 
 
 class PredictorCounts(NamedTuple):

@@ -55,7 +55,7 @@ class RequestRow(NamedTuple):
     policy: str | None = None
     """The policy in force when it ended."""
     input_tokens: int | None = None
-    """Tokens of its prompt; an estimate where the engine does not report them."""
+    """Tokens of its prompt, as the engine reports them."""
     input_bytes: int | None = None
     """Size of its body."""
     cached_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""`lengthwise shadow` before a stock vLLM: answers are unchanged, and every request is logged."""
+"""`lengthwise serve --observe` in front of a stock vLLM: answers are unchanged, and every request is logged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lengthwise.traffic.shadow_log import read_log
+from lengthwise.traffic.reader import read_traffic
 from lengthwise.vllm.embedded import EmbeddedEngine
 from lengthwise.vllm.smollm2 import MODEL_NAME
 
@@ -50,20 +50,23 @@ async def ask(url: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(stock_engine: EmbeddedEngine, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], str, Path]:
-    """The answers, the output of the command, and its log."""
-    log = tmp_path_factory.mktemp("shadow") / "log.jsonl"
-    engine = ["--url", stock_engine.url]
-    command = [sys.executable, "-m", "lengthwise", "shadow", *engine, "--port", "0", "--log", str(log)]
+    """The answers, the report of the log, and the log."""
+    log = tmp_path_factory.mktemp("observe") / "traffic"
+    lengthwise = [sys.executable, "-m", "lengthwise"]
+    command = [*lengthwise, "serve", "--engine", stock_engine.url, "--port", "0", "--observe", "--learn", str(log)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r"http://[\d.]+:\d+", line)
-        assert found is not None, line
-        answers = asyncio.run(ask(found[0]))
+        found = None
+        while found is None:
+            line = process.stdout.readline()
+            assert line, "the gateway has ended"
+            found = re.search(r"serving on (http://[\d.]+:\d+)", line)
+        answers = asyncio.run(ask(found[1]))
         process.send_signal(signal.SIGINT)
-        printed, _ = process.communicate(timeout=120)
+        process.communicate(timeout=120)
     assert process.returncode == 0
-    return answers, printed, log
+    report = subprocess.run([*lengthwise, "report", str(log)], capture_output=True, text=True, check=True)
+    return answers, report.stdout, log
 
 
 def test_every_answer_is_complete_and_without_usage(run: tuple[list[str], str, Path]) -> None:
@@ -72,17 +75,16 @@ def test_every_answer_is_complete_and_without_usage(run: tuple[list[str], str, P
 
 
 def test_every_request_is_in_the_log_once_with_its_true_length(run: tuple[list[str], str, Path]) -> None:
-    log = read_log(run[2])
-    assert sorted(entry.output_tokens or 0 for entry in log.entries) == sorted(map(length, range(REQUESTS)))
-    assert {entry.end for entry in log.entries} == {"cut"}
-    assert all(entry.prompt_tokens and entry.prompt_tokens > 10 for entry in log.entries)
-    assert log.account is not None
-    assert log.account.answered == REQUESTS
-    assert {entry.source for entry in log.entries} <= {"predictor", "history", "prior"}
+    log = read_traffic(run[2])
+    assert sorted(row.output_tokens or 0 for row in log.rows) == sorted(map(length, range(REQUESTS)))
+    assert {(row.outcome, row.finish_reason, row.censored) for row in log.rows} == {("ok", "length", True)}
+    assert all(row.input_tokens and row.input_tokens > 10 for row in log.rows)
+    assert [counts.answered for counts in log.predictors] == [REQUESTS]
+    assert {row.source for row in log.rows} <= {"history", "prior"}
 
 
 def test_requests_run_in_the_order_of_the_engine(run: tuple[list[str], str, Path]) -> None:
-    firsts = [entry.first_token_s for entry in read_log(run[2]).entries]
+    firsts = [row.first_token_s for row in read_traffic(run[2]).rows]
     # The engine may read two requests that arrive almost together in either order; the order of distant ones holds.
     late = [a - b for a, b in pairwise([first for first in firsts if first is not None]) if a > b]
     assert len(late) < REQUESTS / 3
@@ -92,8 +94,8 @@ def test_requests_run_in_the_order_of_the_engine(run: tuple[list[str], str, Path
 
 def test_the_limits_of_the_engine_are_found_and_the_replay_is_printed(run: tuple[list[str], str, Path]) -> None:
     _, printed, path = run
-    log = read_log(path)
-    assert max(each.running for each in log.gauges if each.waiting) == SLOTS
-    assert log.memory is not None
+    readings = read_traffic(path).engines
+    assert max(each.running or 0 for each in readings if each.waiting) == SLOTS
+    assert readings[-1].kv_tokens is not None
     assert f"{SLOTS} at once (the most that ran while others waited)" in printed
     assert "What would have been gained" in printed
