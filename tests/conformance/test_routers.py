@@ -153,7 +153,7 @@ class AnyRouter(RuleBasedStateMachine):
     @invariant()
     def counts_are_right(self) -> None:
         if isinstance(self.router, BaseRouter):
-            assert set(self.router.slots) == set(self.up)
+            assert set(self.router.numbers) == set(self.up)
         if isinstance(self.router, LedgerRouter):
             assert set(self.router.ledger._rows) == set(self.sent)
         check_ledger(self.router)

@@ -99,7 +99,7 @@ async def test_a_dead_engine_gets_no_request_and_the_ledger_ends_empty(
         calls = [post(http, url, body(str(n), prompt=prompt(n % 2, n), stream=False)) for n in range(12)]
         assert {status for status, _ in await asyncio.gather(*calls)} == {200}
         assert len(engine.bodies) == 12
-        await until_true(lambda: set(made[0].slots) == {1})
+        await until_true(lambda: set(made[0].numbers) == {1})
         await metric(http, url, "lengthwise_router_failures_total")  # passes on the events that wait for a decision
         check_ledger(made[0])
         check_empty(made[0])
@@ -137,9 +137,9 @@ async def test_an_engine_that_is_up_again_is_chosen_again(
 ) -> None:
     stays, returns, port = StandIn(), StandIn(), free_port()
     with served(stays.app()) as one, gateway(one, f"http://127.0.0.1:{port}", router="round_robin") as url:
-        await until_true(lambda: set(made[0].slots) == {0})
+        await until_true(lambda: set(made[0].numbers) == {0})
         with served(returns.app(), port):
-            await until_true(lambda: set(made[0].slots) == {0, 1})
+            await until_true(lambda: set(made[0].numbers) == {0, 1})
             for n in range(4):
                 await post(http, url, body(str(n)))
     assert (len(stays.bodies), len(returns.bodies)) == (2, 2)

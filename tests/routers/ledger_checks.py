@@ -22,10 +22,10 @@ SUMS = [
 ]
 
 
-def recounted(router: LedgerRouter, slot: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def recounted(router: LedgerRouter, number: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the sums of one engine, from the rows of its jobs."""
     arrays = router.ledger._arrays
-    rows = np.flatnonzero(arrays.links[:, columns.SLOT] == slot)
+    rows = np.flatnonzero(arrays.links[:, columns.ENGINE] == number)
     jobs, runs = arrays.jobs[rows], arrays.links[rows, columns.PLACE] != columns.NONE
     return np.array(
         [
@@ -48,16 +48,16 @@ def check_ledger(router: Router) -> None:
     if not isinstance(router, LedgerRouter):
         return
     arrays, ledger = router.ledger._arrays, router.ledger
-    live = np.flatnonzero(arrays.links[:, columns.SLOT] != columns.NONE)
+    live = np.flatnonzero(arrays.links[:, columns.ENGINE] != columns.NONE)
     assert sorted(ledger._rows.values()) == live.tolist() == sorted(ledger._by_news(columns.FIRST, columns.NEWS_AFTER))
-    assert {arrays.links[row, columns.SLOT] for row in live} <= set(router.slots.values())
-    for slot in range(len(arrays.loads)):
-        np.testing.assert_allclose(arrays.loads[slot, SUMS], recounted(router, slot), rtol=1e-6, atol=1e-3)
-        running = int(arrays.loads[slot, columns.RUNNING])
-        for place, job in enumerate(arrays.heaps[slot, :running].tolist()):
+    assert {arrays.links[row, columns.ENGINE] for row in live} <= set(router.numbers.values())
+    for number in range(len(arrays.loads)):
+        np.testing.assert_allclose(arrays.loads[number, SUMS], recounted(router, number), rtol=1e-6, atol=1e-3)
+        running = int(arrays.loads[number, columns.RUNNING])
+        for place, job in enumerate(arrays.heaps[number, :running].tolist()):
             assert arrays.links[job, columns.PLACE] == place
             assert (
-                arrays.jobs[arrays.heaps[slot, (place - 1) // 2 if place else 0], columns.END]
+                arrays.jobs[arrays.heaps[number, (place - 1) // 2 if place else 0], columns.END]
                 <= arrays.jobs[job, columns.END]
             )
 

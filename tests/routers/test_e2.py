@@ -26,15 +26,15 @@ def test_the_held_tokens_of_an_engine_are_those_of_its_prefixes(kv_tokens: int) 
         tokens = len(blocks) * BLOCK + int(rng.integers(BLOCK))
         chosen = router.choose(Job(str(number), 0.0, tokens, prediction=Point(50), blocks=blocks), 0.1 * number)
         live.append((str(number), int(chosen.engine)))
-        slot = router.slots[chosen.engine]
-        idle = [node for node in router._held[slot] if not node.active.get(slot)]
-        assert router._held_tokens[slot] <= kv_tokens or not idle, "nothing is evicted before memory is short"
+        number = router.numbers[chosen.engine]
+        idle = [node for node in router._held[number] if not node.active.get(number)]
+        assert router._held_tokens[number] <= kv_tokens or not idle, "nothing is evicted before memory is short"
         if rng.random() < 0.9:
             name, engine = live.pop(int(rng.integers(len(live))))
             router.observe(Finished(name, engine, 0.1 * number, int(rng.integers(1, 100)), ttft_s=0.1))
         if number == 200:
             router.engine_down(1)
             live = [(name, engine) for name, engine in live if engine != 1]
-        for slot, nodes in router._held.items():
-            assert router._held_tokens[slot] == sum(node.tokens for node in nodes)
-            assert all(slot in node.used for node in nodes)
+        for number, nodes in router._held.items():
+            assert router._held_tokens[number] == sum(node.tokens for node in nodes)
+            assert all(number in node.used for node in nodes)

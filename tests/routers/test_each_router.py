@@ -43,7 +43,7 @@ def test_round_robin_takes_live_engines_in_turn() -> None:
     assert chosen(router, *(job(str(n)) for n in range(4))) == "abca"
     router.engine_down("b")
     assert chosen(router, *(job(str(n)) for n in range(3))) == "cac"
-    router.engine_up(EngineInfo("d"))  # takes the slot of b
+    router.engine_up(EngineInfo("d"))  # takes the number of b
     assert chosen(router, *(job(str(n)) for n in range(3))) == "adc"
 
 

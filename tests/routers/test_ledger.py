@@ -18,8 +18,8 @@ STEADY = Speed(prefill_token_s=0.001, step_s=0.1, sequence_s=0.0, kv_token_s=0.0
 
 def ledger(*, seqs: int = 4, engines: int = 1) -> Ledger:
     made = Ledger()
-    for slot in range(engines):
-        made.add(slot, EngineInfo(slot, STEADY, max_num_seqs=seqs))
+    for number in range(engines):
+        made.add(number, EngineInfo(number, STEADY, max_num_seqs=seqs))
     return made
 
 
@@ -27,9 +27,9 @@ def job(name: str, tokens: int = 100, prompt: int = 1000, **more: object) -> Job
     return Job(name, 0.0, prompt, prediction=Point(tokens), **more)  # type: ignore[arg-type]
 
 
-def remaining_tokens(arrays: Ledger, slot: int = 0) -> float:
+def remaining_tokens(arrays: Ledger, number: int = 0) -> float:
     """Return the tokens left to decode, from the ledger's sums."""
-    row = arrays.loads[slot]
+    row = arrays.loads[number]
     return float(row[columns.ENDS] - row[columns.RUNNING] * row[columns.CLOCK] + row[columns.WAITING_TOKENS])
 
 

@@ -25,8 +25,8 @@ class Plain:
         self.capacity: dict[int, int] = {}
         self.held: dict[int, OrderedDict[int, None]] = {}
 
-    def touch(self, slot: int, blocks: Chain, reserved: int = 0) -> None:
-        capacity, held = max(0, self.capacity[slot] - reserved), self.held[slot]
+    def touch(self, number: int, blocks: Chain, reserved: int = 0) -> None:
+        capacity, held = max(0, self.capacity[number] - reserved), self.held[number]
         blocks = blocks[:capacity]
         for block in reversed(blocks):
             if block in held:
@@ -38,8 +38,8 @@ class Plain:
             held[block] = None
             held.move_to_end(block)
 
-    def leading(self, slot: int, blocks: Chain) -> int:
-        held = self.held.get(slot, OrderedDict())
+    def leading(self, number: int, blocks: Chain) -> int:
+        held = self.held.get(number, OrderedDict())
         return next((n for n, block in enumerate(blocks) if block not in held), len(blocks))
 
 
@@ -54,23 +54,23 @@ steps = st.lists(
 @given(steps, st.sampled_from([1, 40]))
 def test_the_index_equals_the_plain_implementation(steps: list[tuple[str, int, Chain, int]], stride: int) -> None:
     index, plain = PrefixIndex(), Plain()
-    for what, number, blocks, size in steps:
-        slot = number * stride  # in one word of bits, or in several
+    for what, which, blocks, size in steps:
+        number = which * stride  # in one word of bits, or in several
         if what == "up":
-            index.add(slot, size)
-            plain.capacity[slot] = size
-            plain.held.setdefault(slot, OrderedDict())
-            plain.touch(slot, [])
-        elif slot in plain.capacity and what == "down":
-            index.remove(slot)
-            del plain.capacity[slot], plain.held[slot]
-        elif slot in plain.capacity and what == "touch":
-            index.touch(slot, as_blocks(blocks), size // 4)
-            plain.touch(slot, blocks, size // 4)
-        elif slot in plain.capacity:
-            index.lose(slot, as_blocks(blocks[size % 4 :]))
+            index.add(number, size)
+            plain.capacity[number] = size
+            plain.held.setdefault(number, OrderedDict())
+            plain.touch(number, [])
+        elif number in plain.capacity and what == "down":
+            index.remove(number)
+            del plain.capacity[number], plain.held[number]
+        elif number in plain.capacity and what == "touch":
+            index.touch(number, as_blocks(blocks), size // 4)
+            plain.touch(number, blocks, size // 4)
+        elif number in plain.capacity:
+            index.lose(number, as_blocks(blocks[size % 4 :]))
             for block in blocks[size % 4 :]:
-                plain.held[slot].pop(block, None)
+                plain.held[number].pop(block, None)
         depths = index.leading(as_blocks(blocks)).tolist()
         for at, depth in enumerate(depths):
             assert depth == plain.leading(at, blocks)
@@ -83,15 +83,15 @@ def test_growing_keeps_every_block_and_removal_frees_all_rows() -> None:
     index = PrefixIndex()
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 2**64, 20, dtype=np.uint64) for _ in range(150)]
-    for slot in range(150):  # several times the first size, in blocks and in engines
-        index.add(slot, 40)
-        index.touch(slot, prompts[slot])
-    for slot in range(150):
-        depths = index.leading(prompts[slot])
-        assert depths[slot] == 20
+    for number in range(150):  # several times the first size, in blocks and in engines
+        index.add(number, 40)
+        index.touch(number, prompts[number])
+    for number in range(150):
+        depths = index.leading(prompts[number])
+        assert depths[number] == 20
         assert depths.sum() == 20
-    for slot in range(150):
-        index.remove(slot)
+    for number in range(150):
+        index.remove(number)
     tables = index._tables
     assert len(index) == 0
     for links, column, first in ((tables.rows, NEXT_ROW, FREE_ROW), (tables.nodes, NEWER, FREE_NODE)):

@@ -27,7 +27,7 @@ EngineId = int | str
 Costs = Mapping[EngineId, Mapping[str, float]]
 """The named terms of each engine's cost, in the router's unit."""
 
-Slots = NDArray[np.int64]
+EngineNumbers = NDArray[np.int64]
 Choice = tuple[int, Mapping[str, float]]
 
 
@@ -181,7 +181,7 @@ class StaticRouter(Router, Protocol):
 class BaseRouter(Named, ABC):
     """A router made from one method, `pick`. Parameters are dataclass fields made with `policies.parameter`.
 
-    Engines are numbered by slots; the slot of an engine that went down is used again for the next one that comes up.
+    Engines are numbered from 0; the number of an engine that went down is used again for the next one that comes up.
     """
 
     what = "router"
@@ -189,9 +189,9 @@ class BaseRouter(Named, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.slots: dict[EngineId, int] = {}
+        self.numbers: dict[EngineId, int] = {}
         self.engines: list[EngineInfo | None] = []
-        self.live = _sorted_slots(())
+        self.live = _sorted_numbers(())
 
     @property
     def name(self) -> str:
@@ -199,57 +199,57 @@ class BaseRouter(Named, ABC):
         return self.kind + parameter_suffix(self)
 
     @abstractmethod
-    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
-        """Return one of `slots` (ascending, never empty) and the terms of its cost."""
+    def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
+        """Return one of the engines' `numbers` (ascending, never empty) and the terms of its cost."""
 
     def engine_up(self, engine: EngineInfo) -> None:
         """Add an engine or update its description."""
-        slot = self.slots.get(engine.id)
-        if slot is None:
-            slot = next((number for number, other in enumerate(self.engines) if other is None), len(self.engines))
-            if slot == len(self.engines):
+        number = self.numbers.get(engine.id)
+        if number is None:
+            number = next((number for number, other in enumerate(self.engines) if other is None), len(self.engines))
+            if number == len(self.engines):
                 self.engines.append(None)
-            self.slots[engine.id] = slot
-        self.engines[slot] = engine
-        self.live = _sorted_slots(self.slots.values())
+            self.numbers[engine.id] = number
+        self.engines[number] = engine
+        self.live = _sorted_numbers(self.numbers.values())
 
     def engine_down(self, engine: EngineId) -> None:
         """Remove an engine."""
-        slot = self.slots.pop(engine, None)
-        if slot is not None:
-            self.engines[slot] = None
-            self.live = _sorted_slots(self.slots.values())
+        number = self.numbers.pop(engine, None)
+        if number is not None:
+            self.engines[number] = None
+            self.live = _sorted_numbers(self.numbers.values())
 
     def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
         """Pick an engine and count the job as sent there."""
-        slots = self.allowed(among)
-        if not len(slots):
+        numbers = self.allowed(among)
+        if not len(numbers):
             raise NoEngineError("no engine is up" if among is None else "no engine that may be chosen is up")
-        slot, terms = self.pick(job, now, slots)
-        self.send(job, slot, now)
-        return Decision(self.engine_id(slot), terms)
+        number, terms = self.pick(job, now, numbers)
+        self.send(job, number, now)
+        return Decision(self.engine_id(number), terms)
 
-    def send(self, job: Job, slot: int, now: float) -> None:
+    def send(self, job: Job, number: int, now: float) -> None:
         """Record that a job is sent to an engine; nothing by default."""
 
     def observe(self, event: Event) -> None:
         """Update the state by an event; nothing by default."""
 
-    def allowed(self, among: Collection[EngineId] | None) -> Slots:
-        """Return the slots of live engines, of those in `among` if given, in ascending order."""
-        if among is None or self.slots.keys() == set(among):
+    def allowed(self, among: Collection[EngineId] | None) -> EngineNumbers:
+        """Return the numbers of live engines, of those in `among` if given, in ascending order."""
+        if among is None or self.numbers.keys() == set(among):
             return self.live
-        return _sorted_slots(self.slots[engine] for engine in set(among) if engine in self.slots)
+        return _sorted_numbers(self.numbers[engine] for engine in set(among) if engine in self.numbers)
 
-    def engine_id(self, slot: int) -> EngineId:
-        """Return the id of the live engine in a slot."""
-        engine = self.engines[slot]
-        assert engine is not None  # noqa: S101  # the caller has a live slot
+    def engine_id(self, number: int) -> EngineId:
+        """Return the id of the live engine of a number."""
+        engine = self.engines[number]
+        assert engine is not None  # noqa: S101  # the caller has the number of a live engine
         return engine.id
 
 
-def _sorted_slots(slots: Iterable[int]) -> Slots:
-    return np.array(sorted(slots), np.int64)
+def _sorted_numbers(numbers: Iterable[int]) -> EngineNumbers:
+    return np.array(sorted(numbers), np.int64)
 
 
 @dataclass(eq=False)
@@ -268,9 +268,9 @@ class Random(BaseRouter):
         super().__post_init__()
         self._rng = np.random.default_rng(int(self.seed))
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
-        """Draw a slot."""
-        return int(slots[self._rng.integers(len(slots))]), {}
+    def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
+        """Draw an engine."""
+        return int(numbers[self._rng.integers(len(numbers))]), {}
 
 
 class RoundRobin(BaseRouter):
@@ -286,9 +286,9 @@ class RoundRobin(BaseRouter):
         super().__post_init__()
         self._last = -1
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
-        """Return the next slot in turn."""
-        self._last = int(slots[np.searchsorted(slots, self._last, side="right") % len(slots)])
+    def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
+        """Return the next engine in turn."""
+        self._last = int(numbers[np.searchsorted(numbers, self._last, side="right") % len(numbers)])
         return self._last, {}
 
     def assign(self, jobs: int) -> list[EngineId]:
@@ -298,8 +298,8 @@ class RoundRobin(BaseRouter):
         first = int(np.searchsorted(self.live, self._last, side="right"))
         turns = self.live[(first + np.arange(jobs)) % len(self.live)].tolist()
         self._last = turns[-1] if turns else self._last
-        ids = {slot: self.engine_id(slot) for slot in self.live.tolist()}
-        return [ids[slot] for slot in turns]
+        ids = {number: self.engine_id(number) for number in self.live.tolist()}
+        return [ids[number] for number in turns]
 
 
 ROUTERS: Final[Mapping[str, tuple[str, str]]] = {

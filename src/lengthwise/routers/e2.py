@@ -9,7 +9,7 @@ from statistics import median
 from typing import ClassVar, Final
 
 from lengthwise.policies import Job, parameter
-from lengthwise.routers.base import Choice, EngineId, EngineInfo, Finished, Slots
+from lengthwise.routers.base import Choice, EngineId, EngineInfo, EngineNumbers, Finished
 from lengthwise.routers.tracking import LedgerRouter
 
 _DEFAULT_OUTPUT: Final = 45.0  # tokens; Preble's, for a request without max_tokens
@@ -18,7 +18,7 @@ _SAMPLES: Final = 200  # per engine, of TPOT; per prefix, of answer lengths and 
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """A node of the radix tree of prompts: consecutive blocks. Dictionaries are by engine slot.
+    """A node of the radix tree of prompts: consecutive blocks. Dictionaries are by the number of an engine.
 
     `context`: tokens from the root to its end.
     """
@@ -80,13 +80,13 @@ class PrefixNode:
         """The nearest large node from here up: the prefix that a request counts for."""
         return next(node for node in self.path() if node.large)
 
-    def add(self, slot: int, requests: int, tokens: float) -> None:
+    def add(self, number: int, requests: int, tokens: float) -> None:
         """Add live requests and their expected output, here and above; drop sums of no requests."""
         for node in self.path():
-            node.active[slot] = node.active.get(slot, 0) + requests
-            node.expected_output[slot] = node.expected_output.get(slot, 0.0) + tokens
-            if node.active[slot] <= 0:
-                del node.active[slot], node.expected_output[slot]
+            node.active[number] = node.active.get(number, 0) + requests
+            node.expected_output[number] = node.expected_output.get(number, 0.0) + tokens
+            if node.active[number] <= 0:
+                del node.active[number], node.expected_output[number]
 
     def insert(
         self, blocks: Sequence[int], tokens: int, block_tokens: int
@@ -192,25 +192,25 @@ class E2(LedgerRouter):
     def engine_up(self, engine: EngineInfo) -> None:
         """Add an engine or update its description."""
         super().engine_up(engine)
-        self._tpot.setdefault(self.slots[engine.id], deque([engine.speed.step_s], maxlen=_SAMPLES))
+        self._tpot.setdefault(self.numbers[engine.id], deque([engine.speed.step_s], maxlen=_SAMPLES))
 
     def engine_down(self, engine: EngineId) -> None:
         """Remove an engine from every prefix."""
-        slot = self.slots.get(engine)
+        number = self.numbers.get(engine)
         super().engine_down(engine)
-        if slot is None:
+        if number is None:
             return
-        for job in [job for job, (_, there, _, _) in self._jobs.items() if there == slot]:
+        for job in [job for job, (_, there, _, _) in self._jobs.items() if there == number]:
             self._remove(job)
         for node in list(self._root.below()):
-            node.engines.discard(slot)
-            node.used.pop(slot, None)
-            node.ttft.pop(slot, None)
+            node.engines.discard(number)
+            node.used.pop(number, None)
+            node.ttft.pop(number, None)
             node.prune()
-        for by_slot in (self._held, self._hits, self._tpot, self._held_tokens, self._tpot_medians):
-            by_slot.pop(slot, None)
+        for by_number in (self._held, self._hits, self._tpot, self._held_tokens, self._tpot_medians):
+            by_number.pop(number, None)
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+    def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Exploit a known prefix or explore."""
         self._expire(now)
         engine = next(engine for engine in self.engines if engine is not None)
@@ -220,20 +220,20 @@ class E2(LedgerRouter):
             self._move_counts_to_head(split)
         self._at = leaf, known
         exploit = known > job.prompt_tokens - known
-        among = slots.tolist()
+        among = numbers.tolist()
         if exploit:
             holders = next((node.engines for node in leaf.path() if node.engines.intersection(among)), set(among))
             among = sorted(holders.intersection(among))
         elif (decoding := self._decoding(among, now)) is not None:
             return decoding, {"hit_ratio": self._hit_ratio(decoding, now)}
         loads = self._loads(among) if len(among) > 1 else {}
-        costs = {slot: loads.get(slot, 0.0) + self._eviction(slot, leaf) for slot in among} if loads else {}
-        best = min(among, key=lambda slot: costs.get(slot, 0.0))
+        costs = {number: loads.get(number, 0.0) + self._eviction(number, leaf) for number in among} if loads else {}
+        best = min(among, key=lambda number: costs.get(number, 0.0))
         return best, {"exploit": float(exploit), "cost": costs.get(best, 0.0)}
 
-    def send(self, job: Job, slot: int, now: float) -> None:
+    def send(self, job: Job, number: int, now: float) -> None:
         """Count the job for its prefix, assign that to the engine, evict there if needed, and rebalance."""
-        super().send(job, slot, now)
+        super().send(job, number, now)
         self._remove(job.id)
         leaf, known = self._at
         tokens = job.expected
@@ -244,43 +244,43 @@ class E2(LedgerRouter):
         important.max_output = _DEFAULT_OUTPUT if job.max_tokens is None else job.max_tokens
         self._counted[important] = None
         self._window.append((now, important, known, job.prompt_tokens))
-        found = sum(node.tokens for node in leaf.path() if slot in node.used)
-        self._hits[slot].append((now, min(found, job.prompt_tokens), job.prompt_tokens))
-        leaf.add(slot, 1, tokens)
+        found = sum(node.tokens for node in leaf.path() if number in node.used)
+        self._hits[number].append((now, min(found, job.prompt_tokens), job.prompt_tokens))
+        leaf.add(number, 1, tokens)
         for node in leaf.path():
-            node.engines.add(slot)
-            node.used[slot] = now
-            if node not in self._held[slot]:
-                self._held[slot][node] = None
-                self._held_tokens[slot] += node.tokens
-        self._jobs[job.id] = leaf, slot, now, tokens
-        for victim in self._victims(slot, 0):
-            self._drop(victim, slot)
+            node.engines.add(number)
+            node.used[number] = now
+            if node not in self._held[number]:
+                self._held[number][node] = None
+                self._held_tokens[number] += node.tokens
+        self._jobs[job.id] = leaf, number, now, tokens
+        for victim in self._victims(number, 0):
+            self._drop(victim, number)
         self._rebalance(now)
 
-    def finish(self, event: Finished, slot: int) -> None:
+    def finish(self, event: Finished, number: int) -> None:
         """Record length and speed, and remove the job."""
-        super().finish(event, slot)
-        if event.job not in self._jobs or self._jobs[event.job][1] != slot:
+        super().finish(event, number)
+        if event.job not in self._jobs or self._jobs[event.job][1] != number:
             return
         leaf, _, sent, _ = self._jobs[event.job]
         important = leaf.important
         ttft = 0.0 if event.ttft_s is None else event.ttft_s
         if event.ttft_s is not None:
-            important.ttft.setdefault(slot, deque(maxlen=_SAMPLES)).append((event.now, ttft))
+            important.ttft.setdefault(number, deque(maxlen=_SAMPLES)).append((event.now, ttft))
         if event.generated > 1:
             if self.finished:
                 important.lengths.append(event.generated)
-            self._tpot[slot].append(max(0.0, event.now - sent - ttft) / (event.generated - 1))
-            self._tpot_medians.pop(slot, None)
+            self._tpot[number].append(max(0.0, event.now - sent - ttft) / (event.generated - 1))
+            self._tpot_medians.pop(number, None)
         self._remove(event.job)
 
     def _move_counts_to_head(self, tail: PrefixNode) -> None:
         """After a split, move the counts to the first part if the rest is no longer large."""
         head = tail.parent
-        for slot in tail.used:
+        for number in tail.used:
             if head is not None:
-                self._held[slot][head] = None
+                self._held[number][head] = None
         if head is None or tail.large or not tail.count:
             return
         head.count, head.hit_tokens, head.prompt_tokens = tail.count, tail.hit_tokens, tail.prompt_tokens
@@ -290,73 +290,73 @@ class E2(LedgerRouter):
         self._counted = {head if node is tail else node: None for node in self._counted}
         self._window = deque((when, head if node is tail else node, hit, of) for when, node, hit, of in self._window)
 
-    def _loads(self, slots: Iterable[int], least: int = 1) -> dict[int, float]:
+    def _loads(self, numbers: Iterable[int], least: int = 1) -> dict[int, float]:
         """Return the load of each engine from the prefixes of the window: the scan that makes E2 slow."""
-        loads = dict.fromkeys(slots, 0.0)
-        tpot = {slot: self._median_tpot(slot) for slot in loads}
+        loads = dict.fromkeys(numbers, 0.0)
+        tpot = {number: self._median_tpot(number) for number in loads}
         for node in self._counted:
             if node.count >= least:
-                for slot in node.engines:
-                    if slot in loads:
-                        loads[slot] += self._cost(node, slot, tpot[slot])
+                for number in node.engines:
+                    if number in loads:
+                        loads[number] += self._cost(node, number, tpot[number])
         return loads
 
-    def _median_tpot(self, slot: int) -> float:
-        if slot not in self._tpot_medians:
-            self._tpot_medians[slot] = median(self._tpot[slot])
-        return self._tpot_medians[slot]
+    def _median_tpot(self, number: int) -> float:
+        if number not in self._tpot_medians:
+            self._tpot_medians[number] = median(self._tpot[number])
+        return self._tpot_medians[number]
 
-    def _cost(self, node: PrefixNode, slot: int, tpot: float) -> float:
-        decode = node.expected_output.get(slot, 0.0) if self.by_length else node.active.get(slot, 0) * node.output
-        return node.miss * node.count * self._prefill(node, slot) / len(node.engines) + decode * tpot
+    def _cost(self, node: PrefixNode, number: int, tpot: float) -> float:
+        decode = node.expected_output.get(number, 0.0) if self.by_length else node.active.get(number, 0) * node.output
+        return node.miss * node.count * self._prefill(node, number) / len(node.engines) + decode * tpot
 
-    def _prefill(self, node: PrefixNode, slot: int) -> float:
-        engine = self.engines[slot]
+    def _prefill(self, node: PrefixNode, number: int) -> float:
+        engine = self.engines[number]
         return 0.0 if engine is None else engine.speed.prefill_s(node.context, node.context - node.tokens)
 
-    def _eviction(self, slot: int, leaf: PrefixNode) -> float:
+    def _eviction(self, number: int, leaf: PrefixNode) -> float:
         """Return the cost of the victims that a new prompt would evict."""
         if not self.eviction:
             return 0.0
-        new = sum(node.tokens for node in leaf.path() if slot not in node.used)
+        new = sum(node.tokens for node in leaf.path() if number not in node.used)
         return sum(
-            node.miss * node.count * self._prefill(node, slot) for node in self._victims(slot, new) if node.large
+            node.miss * node.count * self._prefill(node, number) for node in self._victims(number, new) if node.large
         )
 
-    def _victims(self, slot: int, new: int) -> list[PrefixNode]:
+    def _victims(self, number: int, new: int) -> list[PrefixNode]:
         """Return the least recently used nodes to evict to free `new` tokens, longest context first on a tie.
 
         Nodes used by live requests are never evicted.
         """
-        engine = self.engines[slot]
-        excess = new + self._held_tokens[slot] - (engine.kv_tokens if engine is not None else 0)
+        engine = self.engines[number]
+        excess = new + self._held_tokens[number] - (engine.kv_tokens if engine is not None else 0)
         victims = []
         if excess > 0:
-            idle = [node for node in self._held[slot] if not node.active.get(slot)]
-            for node in sorted(idle, key=lambda node: (node.used[slot], -node.context)):
+            idle = [node for node in self._held[number] if not node.active.get(number)]
+            for node in sorted(idle, key=lambda node: (node.used[number], -node.context)):
                 if excess <= 0:
                     break
                 victims.append(node)
                 excess -= node.tokens
         return victims
 
-    def _drop(self, node: PrefixNode, slot: int) -> None:
-        node.used.pop(slot, None)
-        node.engines.discard(slot)
-        del self._held[slot][node]
-        self._held_tokens[slot] -= node.tokens
+    def _drop(self, node: PrefixNode, number: int) -> None:
+        node.used.pop(number, None)
+        node.engines.discard(number)
+        del self._held[number][node]
+        self._held_tokens[number] -= node.tokens
         node.prune()
 
-    def _hit_ratio(self, slot: int, now: float) -> float:
-        recent = self._hits[slot]
+    def _hit_ratio(self, number: int, now: float) -> float:
+        recent = self._hits[number]
         while recent and recent[0][0] < now - self.window / 6.0:
             recent.popleft()
         return sum(hit for _, hit, _ in recent) / max(1, sum(prompt for _, _, prompt in recent))
 
-    def _decoding(self, slots: list[int], now: float) -> int | None:
+    def _decoding(self, numbers: list[int], now: float) -> int | None:
         """Return the engine with the highest hit ratio, if it is high: it mostly decodes and can take prefill."""
-        ratios = {slot: self._hit_ratio(slot, now) for slot in slots}
-        best = max(slots, key=lambda slot: ratios[slot])
+        ratios = {number: self._hit_ratio(number, now) for number in numbers}
+        best = max(numbers, key=lambda number: ratios[number])
         return best if ratios[best] >= self.hits else None
 
     def _rebalance(self, now: float) -> None:
@@ -364,7 +364,7 @@ class E2(LedgerRouter):
         if self._choices < self.settle * len(self.live):
             return
         loads = self._loads(self.live.tolist(), least=2)
-        *heaviest, light = sorted(loads, key=lambda slot: -loads[slot])
+        *heaviest, light = sorted(loads, key=lambda number: -loads[number])
         for heavy in heaviest:
             if loads[heavy] <= 0.0 or loads[heavy] < self.imbalance * loads[light]:
                 return
@@ -389,17 +389,17 @@ class E2(LedgerRouter):
             if loads[heavy] < self.imbalance * loads[light]:
                 return
 
-    def _slower(self, node: PrefixNode, slot: int, now: float) -> bool:
+    def _slower(self, node: PrefixNode, number: int, now: float) -> bool:
         """Return whether the TTFT of a prefix doubled from one half of the window to the other."""
-        age = [(now - when, ttft) for when, ttft in node.ttft.get(slot, ()) if when >= now - self.window]
+        age = [(now - when, ttft) for when, ttft in node.ttft.get(number, ()) if when >= now - self.window]
         first = [ttft for ago, ttft in age if ago > self.window / 2]
         second = [ttft for ago, ttft in age if ago <= self.window / 2]
         return bool(first and second) and sum(second) / len(second) >= 2 * sum(first) / len(first)
 
     def _remove(self, job: str) -> None:
-        leaf, slot, _, tokens = self._jobs.pop(job, (None, 0, 0.0, 0.0))
+        leaf, number, _, tokens = self._jobs.pop(job, (None, 0, 0.0, 0.0))
         if leaf is not None:
-            leaf.add(slot, -1, -tokens)
+            leaf.add(number, -1, -tokens)
             leaf.prune()
 
     def _expire(self, now: float) -> None:

@@ -13,7 +13,7 @@ events for `SILENCE_S` is dropped; a scrape that reports fewer jobs than the led
 and one that reports more adds the difference as foreign load.
 
 Jobs are rows of numbers, linked into lists and heaps by their row numbers. What runs for every event is compiled; row
-numbers and slots are int64 there, so that each function is compiled once.
+numbers and numbers of engines are int64 there, so that each function is compiled once.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ LOAD_COLUMNS: Final = 24
 SENT, NEWS, TOKENS, MU, SIGMA, CAP, EXPECTED, BEFORE = 0, 1, 2, 3, 4, 5, 6, 7
 OWN_UNCACHED, OWN_CONTEXT, OWN_PRIVATE, OWN_SPREAD, START, END, REPORTED, OWN_PROMPT_S = 8, 9, 10, 11, 12, 13, 14, 15
 JOB_COLUMNS: Final = 16
-# Columns of `links`: slot, or NONE for a free row; position in the heap, or NONE for a waiting job; two lists.
-SLOT, PLACE, QUEUE_BEFORE, QUEUE_AFTER, NEWS_BEFORE, NEWS_AFTER = 0, 1, 2, 3, 4, 5
+# Columns of `links`: engine, or NONE for a free row; position in the heap, or NONE for a waiting job; two lists.
+ENGINE, PLACE, QUEUE_BEFORE, QUEUE_AFTER, NEWS_BEFORE, NEWS_AFTER = 0, 1, 2, 3, 4, 5
 LINK_COLUMNS: Final = 6
 FIRST, LAST, FREE = 0, 1, 2
 NONE: Final = -1
@@ -93,11 +93,11 @@ _DENSITY, _FIRST, _WIDTH, _T, _WEIGHTS, _MASS_ABOVE, _FIRST_TAIL_NODE = log_t.ta
 class LedgerArrays(NamedTuple):
     """The memory of a ledger."""
 
-    loads: Floats  # [slot, column]
+    loads: Floats  # [number, column]
     jobs: Floats  # [job, column]
     links: Ints  # [job, column]
-    heaps: Ints  # [slot, position]: running jobs as a heap, the one that ends first at 0
-    queues: Ints  # [slot, FIRST or LAST]: waiting jobs, in order of arrival
+    heaps: Ints  # [number, position]: running jobs as a heap, the one that ends first at 0
+    queues: Ints  # [number, FIRST or LAST]: waiting jobs, in order of arrival
     news: Ints  # FIRST and LAST of all jobs by their last event, the oldest first; then the first free row
 
 
@@ -183,16 +183,16 @@ def list_remove(links: Ints, ends: Any, job: Int, before: Int, after: Int) -> No
 def stop(ledger: LedgerArrays, job: Int) -> None:
     """Remove a job from the running or the waiting ones."""
     jobs, links = ledger.jobs, ledger.links
-    slot, place = np.int64(links[job, SLOT]), np.int64(links[job, PLACE])
-    load = ledger.loads[slot]
+    number, place = np.int64(links[job, ENGINE]), np.int64(links[job, PLACE])
+    load = ledger.loads[number]
     if place == NONE:
-        list_remove(links, ledger.queues[slot], job, QUEUE_BEFORE, QUEUE_AFTER)
+        list_remove(links, ledger.queues[number], job, QUEUE_BEFORE, QUEUE_AFTER)
         load[WAITING_TOKENS] -= jobs[job, TOKENS]
         return
     load[ENDS] -= jobs[job, END]
     load[STARTS] -= jobs[job, START]
     load[RUNNING] -= 1.0
-    heap, size = ledger.heaps[slot], int(load[RUNNING])
+    heap, size = ledger.heaps[number], int(load[RUNNING])
     links[job, PLACE] = NONE
     if place < size:
         other = heap[size]
@@ -206,8 +206,8 @@ def stop(ledger: LedgerArrays, job: Int) -> None:
 def run(ledger: LedgerArrays, job: Int, generated: float, observed: Int) -> None:
     """Let a job run with `generated` tokens, which an event reports (`observed` 1) or the clock implies (0)."""
     stop(ledger, job)
-    slot = np.int64(ledger.links[job, SLOT])
-    load, row, heap = ledger.loads[slot], ledger.jobs[job], ledger.heaps[slot]
+    number = np.int64(ledger.links[job, ENGINE])
+    load, row, heap = ledger.loads[number], ledger.jobs[job], ledger.heaps[number]
     if observed:
         row[REPORTED] = max(row[REPORTED], generated)
     row[START] = load[CLOCK] - generated
@@ -221,17 +221,17 @@ def run(ledger: LedgerArrays, job: Int, generated: float, observed: Int) -> None
 
 
 @inlined
-def admit_waiting(ledger: LedgerArrays, slot: Int) -> None:
+def admit_waiting(ledger: LedgerArrays, number: Int) -> None:
     """Let waiting jobs run while slots are free, in order of arrival."""
-    load, queue = ledger.loads[slot], ledger.queues[slot]
+    load, queue = ledger.loads[number], ledger.queues[number]
     while queue[FIRST] != NONE and load[RUNNING] < load[MAX_NUM_SEQS]:
         run(ledger, np.int64(queue[FIRST]), 0.0, 0)
 
 
 @inlined
-def settle(ledger: LedgerArrays, slot: Int, now: float) -> None:
+def settle(ledger: LedgerArrays, number: Int, now: float) -> None:
     """Advance an engine's clock to `now` and give jobs that outlived their prediction a new end."""
-    load = ledger.loads[slot]
+    load = ledger.loads[number]
     elapsed = now - load[BUSY_UNTIL]
     if elapsed <= 0.0:
         return
@@ -242,7 +242,7 @@ def settle(ledger: LedgerArrays, slot: Int, now: float) -> None:
     context = load[CONTEXT] * running / load[LIVE]
     load[CLOCK] += elapsed / (load[STEP_S] + load[SEQUENCE_S] * running + load[KV_TOKEN_S] * context)
     while True:
-        job = np.int64(ledger.heaps[slot, 0])
+        job = np.int64(ledger.heaps[number, 0])
         if ledger.jobs[job, END] > load[CLOCK]:
             return
         run(ledger, job, load[CLOCK] - ledger.jobs[job, START], 0)
@@ -250,7 +250,7 @@ def settle(ledger: LedgerArrays, slot: Int, now: float) -> None:
 
 @compiled
 def send(
-    slot: int,
+    number: int,
     now: float,
     tokens: float,
     mu: float,
@@ -273,10 +273,10 @@ def send(
     Functions that Python calls take the arrays one by one: Numba reads a named tuple twice as slowly.
     """
     ledger = LedgerArrays(loads, jobs, links, heaps, queues, news)
-    settle(ledger, slot, now)
+    settle(ledger, number, now)
     job = np.int64(news[FREE])
     news[FREE] = links[job, NEWS_AFTER]
-    load, row = loads[slot], jobs[job]
+    load, row = loads[number], jobs[job]
     uncached = max(1.0, prompt - cached)
     prompt_s = uncached * (load[PREFILL_TOKEN_S] + load[PREFILL_PAIR_S] * (prompt + prompt - uncached))
     row[SENT] = row[NEWS] = now
@@ -284,7 +284,7 @@ def send(
     row[EXPECTED], row[BEFORE], row[REPORTED] = expected, before, 0.0
     row[OWN_UNCACHED], row[OWN_CONTEXT] = uncached, prompt + tokens
     row[OWN_PRIVATE], row[OWN_SPREAD], row[OWN_PROMPT_S] = uncached + tokens, spread, prompt_s
-    links[job, SLOT], links[job, PLACE] = slot, NONE
+    links[job, ENGINE], links[job, PLACE] = number, NONE
     load[BUSY_UNTIL] = max(now, load[BUSY_UNTIL]) + prompt_s
     load[LIVE] += 1.0
     load[UNCACHED] += uncached
@@ -294,8 +294,8 @@ def send(
     load[SPREAD] += spread
     load[WAITING_TOKENS] += tokens
     list_append(links, news, job, NEWS_BEFORE, NEWS_AFTER)
-    list_append(links, queues[slot], job, QUEUE_BEFORE, QUEUE_AFTER)
-    admit_waiting(ledger, slot)
+    list_append(links, queues[number], job, QUEUE_BEFORE, QUEUE_AFTER)
+    admit_waiting(ledger, number)
     return int(job)
 
 
@@ -314,14 +314,14 @@ def on_progress(
     """Record that a job started (0) or has `generated` tokens; fewer than known before is out of date."""
     ledger = LedgerArrays(loads, jobs, links, heaps, queues, news)
     row = jobs[job]
-    slot = np.int64(links[job, SLOT])
+    number = np.int64(links[job, ENGINE])
     row[NEWS] = max(row[NEWS], now)
     list_remove(links, news, job, NEWS_BEFORE, NEWS_AFTER)
     list_append(links, news, job, NEWS_BEFORE, NEWS_AFTER)
     generated -= row[BEFORE] if generated > 0.0 else 0.0
-    runs_or_fits = links[job, PLACE] != NONE or loads[slot, RUNNING] < heaps.shape[1]
+    runs_or_fits = links[job, PLACE] != NONE or loads[number, RUNNING] < heaps.shape[1]
     if runs_or_fits and (generated > row[REPORTED] or (generated == 0.0 and row[REPORTED] == 0.0)):
-        settle(ledger, slot, now)
+        settle(ledger, number, now)
         run(ledger, job, generated, 1)
 
 
@@ -331,10 +331,10 @@ def leave(
 ) -> None:
     """Remove a job and subtract everything it added."""
     ledger = LedgerArrays(loads, jobs, links, heaps, queues, news)
-    slot = np.int64(links[job, SLOT])
-    settle(ledger, slot, now)
+    number = np.int64(links[job, ENGINE])
+    settle(ledger, number, now)
     stop(ledger, job)
-    load, row = loads[slot], jobs[job]
+    load, row = loads[number], jobs[job]
     load[LIVE] -= 1.0
     load[UNCACHED] -= row[OWN_UNCACHED]
     load[PROMPT_S] -= row[OWN_PROMPT_S]
@@ -342,13 +342,13 @@ def leave(
     load[PRIVATE] -= row[OWN_PRIVATE]
     load[SPREAD] -= row[OWN_SPREAD]
     list_remove(links, news, job, NEWS_BEFORE, NEWS_AFTER)
-    links[job, SLOT], links[job, NEWS_AFTER] = NONE, news[FREE]
+    links[job, ENGINE], links[job, NEWS_AFTER] = NONE, news[FREE]
     news[FREE] = job
     if load[LIVE] == 0.0:  # sums of floats need not return to exactly 0
         load[LIVE : SPREAD + 1] = 0.0
         load[BUSY_UNTIL] = -math.inf
     else:
-        admit_waiting(ledger, slot)
+        admit_waiting(ledger, number)
 
 
 def remaining_and_variance(job: Job) -> tuple[float, float]:
@@ -363,7 +363,7 @@ def remaining_and_variance(job: Job) -> tuple[float, float]:
 
 
 class Ledger:
-    """The work of all engines, by slot."""
+    """The work of all engines, by their numbers."""
 
     def __init__(self) -> None:
         self._foreign_per_job = 0.0
@@ -381,7 +381,7 @@ class Ledger:
 
     @property
     def loads(self) -> NDArray[np.float64]:
-        """One row per slot, in the columns above; read only."""
+        """One row per engine, in the columns above; read only."""
         return self._arrays.loads
 
     def __len__(self) -> int:
@@ -391,11 +391,11 @@ class Ledger:
     def __contains__(self, job: str) -> bool:
         return job in self._rows
 
-    def add(self, slot: int, engine: EngineInfo) -> None:
+    def add(self, number: int, engine: EngineInfo) -> None:
         """Add an engine, or update the description of a known one."""
         arrays = self._arrays
         size, width = arrays.heaps.shape
-        while slot >= size:
+        while number >= size:
             size *= 2
         width = max(width, engine.max_num_seqs)
         if (size, width) != arrays.heaps.shape:
@@ -404,7 +404,7 @@ class Ledger:
                 heaps=_grown(arrays.heaps, (size, width)),
                 queues=_grown(arrays.queues, (size, 2), NONE),
             )
-        row, speed = self.loads[slot], engine.speed
+        row, speed = self.loads[number], engine.speed
         if not row[UP]:
             row[BUSY_UNTIL] = row[SCRAPED_AT] = -math.inf
             row[KV_USE] = math.nan
@@ -420,13 +420,13 @@ class Ledger:
             engine.block_tokens,
         )
 
-    def remove(self, slot: int) -> None:
+    def remove(self, number: int) -> None:
         """Remove an engine and its jobs."""
-        for row in np.flatnonzero(self._arrays.links[:, SLOT] == slot).tolist():
+        for row in np.flatnonzero(self._arrays.links[:, ENGINE] == number).tolist():
             self._drop(row, -math.inf)
-        self.loads[slot] = 0.0
+        self.loads[number] = 0.0
 
-    def sent(self, job: Job, slot: int, now: float, cached: float, blocks: NDArray[np.uint64]) -> None:
+    def sent(self, job: Job, number: int, now: float, cached: float, blocks: NDArray[np.uint64]) -> None:
         """Enter a job on an engine that has `cached` tokens of its prompt; a retry replaces the earlier entry."""
         if job.id in self._rows:
             self._drop(self._rows[job.id], now)
@@ -434,7 +434,7 @@ class Ledger:
             self._grow()
         tokens, spread = remaining_and_variance(job)
         row = send(
-            slot,
+            number,
             float(now),  # always a float: an int would be compiled as a second specialisation
             tokens,
             float(job.mu),
@@ -452,22 +452,22 @@ class Ledger:
         # Other routers see the same reports and choose alike: until the next report each job stands for theirs too,
         # or all of them would send to the engine that was the emptiest.
         if self._foreign_per_job:
-            self.loads[slot, FOREIGN] += self._foreign_per_job
+            self.loads[number, FOREIGN] += self._foreign_per_job
 
-    def progressed(self, job: str, slot: int, now: float, generated: int = 0) -> None:
+    def progressed(self, job: str, number: int, now: float, generated: int = 0) -> None:
         """Record that a job started (0) or has `generated` tokens; fewer than known before is out of date."""
-        row = self._row(job, slot)
+        row = self._row(job, number)
         if row is not None:
             on_progress(row, float(now), float(generated), *self._arrays)
 
-    def finished(self, job: str, slot: int, now: float) -> NDArray[np.uint64] | None:
+    def finished(self, job: str, number: int, now: float) -> NDArray[np.uint64] | None:
         """Remove a finished job and return the blocks of its prompt; None for an unknown job."""
-        row = self._row(job, slot)
+        row = self._row(job, number)
         return None if row is None else self._drop(row, now)
 
-    def scraped(self, slot: int, metrics: Scraped) -> None:
+    def scraped(self, number: int, metrics: Scraped) -> None:
         """Reconcile with an engine's metrics: drop silent jobs if it reports fewer, add foreign load if more."""
-        load = self.loads[slot]
+        load = self.loads[number]
         if metrics.now < load[SCRAPED_AT]:
             return
         load[SCRAPED_AT] = metrics.now
@@ -477,14 +477,14 @@ class Ledger:
         for row in self._by_news(LAST, NEWS_BEFORE):
             if jobs[row, NEWS] <= metrics.now:
                 break
-            known -= int(links[row, SLOT] == slot and jobs[row, SENT] > metrics.now)
+            known -= int(links[row, ENGINE] == number and jobs[row, SENT] > metrics.now)
         excess = known - metrics.running - metrics.waiting
         load[FOREIGN] = max(0, -excess)
         self._foreign_per_job = min(self.loads[:, FOREIGN].sum() / max(1.0, self.loads[:, LIVE].sum()), _MAX_FOREIGN)
         for row in self._by_news(FIRST, NEWS_AFTER) if excess > 0 else ():
             if excess == 0 or jobs[row, NEWS] > metrics.now - GRACE_S:
                 return
-            if links[row, SLOT] == slot:
+            if links[row, ENGINE] == number:
                 self._drop(row, metrics.now)
                 excess -= 1
 
@@ -494,9 +494,9 @@ class Ledger:
         while (row := int(arrays.news[FIRST])) != NONE and arrays.jobs[row, NEWS] < now - SILENCE_S:
             self._drop(row, now)
 
-    def _row(self, job: str, slot: int) -> int | None:
+    def _row(self, job: str, number: int) -> int | None:
         row = self._rows.get(job)
-        return row if row is not None and self._arrays.links[row, SLOT] == slot else None
+        return row if row is not None and self._arrays.links[row, ENGINE] == number else None
 
     def _drop(self, row: int, now: float) -> NDArray[np.uint64] | None:
         leave(row, float(now), *self._arrays)
@@ -519,7 +519,7 @@ class Ledger:
         arrays, before = self._arrays, len(self._ids)
         after = max(256, 2 * before)
         links = _grown(arrays.links, (after, LINK_COLUMNS))
-        links[before:, SLOT] = NONE
+        links[before:, ENGINE] = NONE
         links[before:, NEWS_AFTER] = np.arange(before + 1, after + 1)
         self._arrays = arrays._replace(jobs=_grown(arrays.jobs, (after, JOB_COLUMNS)), links=links)
         self._ids += [None] * (after - before)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lengthwise.compiled import compiled, inlined
 from lengthwise.policies import Job, parameter
-from lengthwise.routers.base import Choice, Slots
+from lengthwise.routers.base import Choice, EngineNumbers
 from lengthwise.routers.ledger import remaining_and_variance
 from lengthwise.routers.tracking import PrefixRouter
 
@@ -35,7 +35,7 @@ KV_TOKEN_S, MAX_NUM_SEQS, KV_TOKENS, BLOCK_TOKENS = 20, 21, 22, 23
 def terms_of(
     loads: NDArray[np.float64],
     index: NDArray[np.int64],
-    slot: int,
+    number: int,
     depth: int,
     now: float,
     prompt: float,
@@ -48,26 +48,26 @@ def terms_of(
 
     Computed from sums, not means, so that the usual case (every job runs at once) needs no division.
     """
-    prefill_s, live, running = loads[slot, PREFILL_TOKEN_S], loads[slot, LIVE], loads[slot, RUNNING]
-    sequence_s, kv_token_s = loads[slot, SEQUENCE_S], loads[slot, KV_TOKEN_S]
-    uncached = max(1.0, prompt - depth * loads[slot, BLOCK_TOKENS])
-    own_s = uncached * (prefill_s + loads[slot, PREFILL_PAIR_S] * (prompt + prompt - uncached))
-    backlog = loads[slot, BUSY_UNTIL] - now
+    prefill_s, live, running = loads[number, PREFILL_TOKEN_S], loads[number, LIVE], loads[number, RUNNING]
+    sequence_s, kv_token_s = loads[number, SEQUENCE_S], loads[number, KV_TOKEN_S]
+    uncached = max(1.0, prompt - depth * loads[number, BLOCK_TOKENS])
+    own_s = uncached * (prefill_s + loads[number, PREFILL_PAIR_S] * (prompt + prompt - uncached))
+    backlog = loads[number, BUSY_UNTIL] - now
     # Tokens that the jobs there have left to decode, in total.
-    clock, left = loads[slot, CLOCK], 0.0
+    clock, left = loads[number, CLOCK], 0.0
     if live > 0.0:
         if running > 0.0 and backlog < 0.0:
-            contexts = loads[slot, CONTEXT] if running == live else loads[slot, CONTEXT] * running / live
-            clock -= backlog / (loads[slot, STEP_S] + sequence_s * running + kv_token_s * contexts)
-        left = max(live, loads[slot, ENDS] - running * clock + loads[slot, WAITING_TOKENS])
+            contexts = loads[number, CONTEXT] if running == live else loads[number, CONTEXT] * running / live
+            clock -= backlog / (loads[number, STEP_S] + sequence_s * running + kv_token_s * contexts)
+        left = max(live, loads[number, ENDS] - running * clock + loads[number, WAITING_TOKENS])
     answers = 0.5 * (left + tokens)
-    contexts = loads[slot, CONTEXT] + prompt + tokens
-    private = loads[slot, PRIVATE] + uncached + tokens - answers
-    memory, places = loads[slot, KV_TOKENS], loads[slot, MAX_NUM_SEQS]
+    contexts = loads[number, CONTEXT] + prompt + tokens
+    private = loads[number, PRIVATE] + uncached + tokens - answers
+    memory, places = loads[number, KV_TOKENS], loads[number, MAX_NUM_SEQS]
     # Jobs there, the share of them that runs, and how many could run.
     jobs, share = live, 1.0
-    if loads[slot, FOREIGN] > 0.0:
-        foreign = loads[slot, FOREIGN] * math.exp(-max(0.0, now - loads[slot, SCRAPED_AT]) / _FOREIGN_DECAY_S)
+    if loads[number, FOREIGN] > 0.0:
+        foreign = loads[number, FOREIGN] * math.exp(-max(0.0, now - loads[number, SCRAPED_AT]) / _FOREIGN_DECAY_S)
         jobs += foreign
         left += foreign * mean_answer
         share = (jobs + 1.0) / (live + 1.0)
@@ -77,40 +77,41 @@ def terms_of(
         places = min(batch, max(1.0, min(places, memory * (live + 1.0) / private)))
         over, batch, others = batch - places, places, min(jobs, places)
         share, met = places / (live + 1.0), met * others / jobs
-        step_s = loads[slot, STEP_S] + sequence_s * batch + kv_token_s * contexts * share
-        wait = over * (left / jobs * step_s / places + loads[slot, PROMPT_S] / max(1.0, live))
-    step_s = loads[slot, STEP_S] + sequence_s * batch + kv_token_s * contexts * share
+        step_s = loads[number, STEP_S] + sequence_s * batch + kv_token_s * contexts * share
+        wait = over * (left / jobs * step_s / places + loads[number, PROMPT_S] / max(1.0, live))
+    step_s = loads[number, STEP_S] + sequence_s * batch + kv_token_s * contexts * share
     prompts = max(0.0, backlog)
     first_token = prompts + own_s + wait + step_s
     delay = others * own_s + met * (sequence_s + kv_token_s * (prompt + 0.5 * tokens))
     eviction = overflow = 0.0
-    excess = index[slot, HELD] * loads[slot, BLOCK_TOKENS] + answers + uncached - memory
+    excess = index[number, HELD] * loads[number, BLOCK_TOKENS] + answers + uncached - memory
     if excess > 0.0:
-        eviction = min(excess, uncached) * prefill_s * index[slot, MISSED] / (index[slot, LOST] + _EVICTION_PRIOR)
-    free, variance = memory - private * share, 1.0 + (loads[slot, SPREAD] + spread) * share
+        eviction = min(excess, uncached) * prefill_s * index[number, MISSED] / (index[number, LOST] + _EVICTION_PRIOR)
+    free, variance = memory - private * share, 1.0 + (loads[number, SPREAD] + spread) * share
     if free * free < _NO_OVERFLOW * variance:
         risk = 0.5 * math.erfc(free / math.sqrt(2.0 * variance))
         context = contexts / (live + 1.0)
-        overflow = risk * context * (prefill_s + loads[slot, PREFILL_PAIR_S] * context) * (1.0 + others)
+        overflow = risk * context * (prefill_s + loads[number, PREFILL_PAIR_S] * context) * (1.0 + others)
     return first_token, (urgency - 1.0) * (prompts + _SLOT_URGENCY * wait), tokens * step_s, delay, eviction, overflow
 
 
 @inlined
 def lower_bound(
-    loads: NDArray[np.float64], slot: int, depth: int, now: float, prompt: float, tokens: float, urgency: float
+    loads: NDArray[np.float64], number: int, depth: int, now: float, prompt: float, tokens: float, urgency: float
 ) -> float:
     """Return a cheap lower bound of the cost, without divisions; 0 if not every job could run at once."""
-    live = loads[slot, LIVE]
-    uncached = max(1.0, prompt - depth * loads[slot, BLOCK_TOKENS])
+    live = loads[number, LIVE]
+    uncached = max(1.0, prompt - depth * loads[number, BLOCK_TOKENS])
     crowded = (
-        live + 1.0 > loads[slot, MAX_NUM_SEQS] or loads[slot, PRIVATE] + uncached + tokens > loads[slot, KV_TOKENS]
+        live + 1.0 > loads[number, MAX_NUM_SEQS]
+        or loads[number, PRIVATE] + uncached + tokens > loads[number, KV_TOKENS]
     )
-    if crowded or loads[slot, FOREIGN] > 0.0:
+    if crowded or loads[number, FOREIGN] > 0.0:
         return 0.0
-    step_s = loads[slot, STEP_S] + loads[slot, SEQUENCE_S] * (live + 1.0)
-    step_s += loads[slot, KV_TOKEN_S] * (loads[slot, CONTEXT] + prompt + tokens)
-    backlog = max(0.0, loads[slot, BUSY_UNTIL] - now)
-    own_s = uncached * (loads[slot, PREFILL_TOKEN_S] + loads[slot, PREFILL_PAIR_S] * (prompt + prompt - uncached))
+    step_s = loads[number, STEP_S] + loads[number, SEQUENCE_S] * (live + 1.0)
+    step_s += loads[number, KV_TOKEN_S] * (loads[number, CONTEXT] + prompt + tokens)
+    backlog = max(0.0, loads[number, BUSY_UNTIL] - now)
+    own_s = uncached * (loads[number, PREFILL_TOKEN_S] + loads[number, PREFILL_PAIR_S] * (prompt + prompt - uncached))
     return urgency * backlog + (1.0 + live) * own_s + (1.0 + tokens) * step_s
 
 
@@ -119,7 +120,7 @@ def cheapest(
     loads: NDArray[np.float64],
     index: NDArray[np.int64],
     depths: NDArray[np.int64],
-    slots: NDArray[np.int64],
+    numbers: NDArray[np.int64],
     now: float,
     prompt: float,
     tokens: float,
@@ -128,18 +129,18 @@ def cheapest(
     urgency: float,
     terms: NDArray[np.float64],
 ) -> int:
-    """Return the slot of the least cost (ties: the first) and write its terms to `terms`."""
-    best, least = slots[0], math.inf
-    for slot in slots:
-        if lower_bound(loads, slot, depths[slot], now, prompt, tokens, urgency) >= least:
+    """Return the number of the engine of the least cost (ties: the first) and write its terms to `terms`."""
+    best, least = numbers[0], math.inf
+    for number in numbers:
+        if lower_bound(loads, number, depths[number], now, prompt, tokens, urgency) >= least:
             continue
-        each = terms_of(loads, index, slot, depths[slot], now, prompt, tokens, spread, mean_answer, urgency)
+        each = terms_of(loads, index, number, depths[number], now, prompt, tokens, spread, mean_answer, urgency)
         cost = each[0] + each[1] + each[2] + each[3] + each[4] + each[5]
         if cost < least:
-            best, least = slot, cost
+            best, least = number, cost
     each = terms_of(loads, index, best, depths[best], now, prompt, tokens, spread, mean_answer, urgency)
-    for number in range(6):
-        terms[number] = each[number]
+    for term in range(6):
+        terms[term] = each[term]
     return int(best)
 
 
@@ -178,18 +179,18 @@ class LengthwiseRouter(PrefixRouter):
         self._urgency = float(self.urgency)  # an int would be compiled as a second specialisation
         self._mean_answer = self._next_mean = 0.0
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+    def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return the minimum."""
         tokens, spread = remaining_and_variance(job)
         prompt = float(job.prompt_tokens + job.generated)
         # The moving average of expected answers with this one, which stands for foreign requests too.
         mean = self._mean_answer
         self._next_mean = mean + 0.01 * (tokens - mean) if mean else tokens
-        slot = cheapest(
+        number = cheapest(
             self.ledger.loads,
             self.index.engines,
             self.depths,
-            slots,
+            numbers,
             float(now),
             prompt,
             tokens,
@@ -198,9 +199,9 @@ class LengthwiseRouter(PrefixRouter):
             self._urgency,
             self._terms,
         )
-        return slot, dict(zip(TERMS, self._terms.tolist(), strict=True))
+        return number, dict(zip(TERMS, self._terms.tolist(), strict=True))
 
-    def send(self, job: Job, slot: int, now: float) -> None:
+    def send(self, job: Job, number: int, now: float) -> None:
         """Enter the job, and its length in the mean."""
-        super().send(job, slot, now)
+        super().send(job, number, now)
         self._mean_answer = self._next_mean

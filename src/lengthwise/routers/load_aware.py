@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 from lengthwise.policies import Job, parameter
 from lengthwise.routers import ledger
-from lengthwise.routers.base import Choice, Slots
+from lengthwise.routers.base import Choice, EngineNumbers
 from lengthwise.routers.tracking import LedgerRouter, PrefixRouter
 
 _MATCH_THRESHOLD: Final = 0.3  # SGLang's
 
 
-def least(slots: Slots, **terms: NDArray[np.float64]) -> Choice:
-    """Return the slot with the least sum of terms (ties: the first), and its terms."""
+def least(numbers: EngineNumbers, **terms: NDArray[np.float64]) -> Choice:
+    """Return the number of the engine with the least sum of terms (ties: the first), and its terms."""
     best = int(np.argmin(sum(terms.values())))
-    return int(slots[best]), {name: float(term[best]) for name, term in terms.items()}
+    return int(numbers[best]), {name: float(term[best]) for name, term in terms.items()}
 
 
 class LeastOutstanding(LedgerRouter):
@@ -32,9 +32,9 @@ class LeastOutstanding(LedgerRouter):
     kind = "least_outstanding"
     compares_costs = True
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+    def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return the minimum."""
-        return least(slots, outstanding=self.outstanding(slots))
+        return least(numbers, outstanding=self.outstanding(numbers))
 
 
 @dataclass(eq=False)
@@ -53,11 +53,11 @@ class PowerOfTwo(LedgerRouter):
         super().__post_init__()
         self._rng = np.random.default_rng(int(self.seed))
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+    def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Draw two, return the one with fewer outstanding requests."""
-        first = int(self._rng.integers(len(slots)))
-        second = (first + 1 + int(self._rng.integers(len(slots) - 1))) % len(slots) if len(slots) > 1 else first
-        drawn = slots[[first, second]]
+        first = int(self._rng.integers(len(numbers)))
+        second = (first + 1 + int(self._rng.integers(len(numbers) - 1))) % len(numbers) if len(numbers) > 1 else first
+        drawn = numbers[[first, second]]
         return least(drawn, outstanding=self.outstanding(drawn))
 
 
@@ -76,17 +76,17 @@ class LeastLoad(LedgerRouter):
 
     pressure: float = parameter(0.15, minimum=0.0)
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+    def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return the minimum."""
-        answers = self.column(ledger.RUNNING, slots) * self.column(ledger.CLOCK, slots) - self.column(
-            ledger.STARTS, slots
+        answers = self.column(ledger.RUNNING, numbers) * self.column(ledger.CLOCK, numbers) - self.column(
+            ledger.STARTS, numbers
         )
-        tokens = self.column(ledger.UNCACHED, slots) + answers  # this router enters nothing as cached
-        queue = (tokens + job.prompt_tokens) * self.column(ledger.PREFILL_TOKEN_S, slots)
-        scraped = self.column(ledger.KV_USE, slots)
-        use = np.minimum(np.where(np.isnan(scraped), tokens / self.column(ledger.KV_TOKENS, slots), scraped), 0.99)
+        tokens = self.column(ledger.UNCACHED, numbers) + answers  # this router enters nothing as cached
+        queue = (tokens + job.prompt_tokens) * self.column(ledger.PREFILL_TOKEN_S, numbers)
+        scraped = self.column(ledger.KV_USE, numbers)
+        use = np.minimum(np.where(np.isnan(scraped), tokens / self.column(ledger.KV_TOKENS, numbers), scraped), 0.99)
         memory = self.pressure * use / (1.0 - use)
-        return least(slots, queue=queue, memory=memory)
+        return least(numbers, queue=queue, memory=memory)
 
 
 @dataclass(eq=False)
@@ -104,19 +104,19 @@ class CacheAware(PrefixRouter):
     absolute: float = parameter(64, minimum=0.0)
     relative: float = parameter(1.5, minimum=1.0)
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+    def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Choose by queue, by match or by cache size, in SGLang's order."""
-        outstanding = self.outstanding(slots)
+        outstanding = self.outstanding(numbers)
         most, fewest = outstanding.max(), outstanding.min()
         if most - fewest > self.absolute and most > self.relative * fewest:
-            return least(slots, outstanding=outstanding)
-        match = self.cached_tokens(job, slots) / max(1, job.prompt_tokens)
+            return least(numbers, outstanding=outstanding)
+        match = self.cached_tokens(job, numbers) / max(1, job.prompt_tokens)
         if match.max() > _MATCH_THRESHOLD:
             best = int(np.lexsort((outstanding, -match))[0])
-            return int(slots[best]), {"match": float(match[best])}
-        held = self.index.held[slots]
+            return int(numbers[best]), {"match": float(match[best])}
+        held = self.index.held[numbers]
         best = int(np.lexsort((outstanding, held))[0])
-        return int(slots[best]), {"held": float(held[best])}
+        return int(numbers[best]), {"held": float(held[best])}
 
 
 @dataclass(eq=False)
@@ -135,13 +135,13 @@ class Dynamo(PrefixRouter):
     prefill: float = parameter(1.0, minimum=0.0)
     active: float = parameter(0.0, minimum=0.0)
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+    def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return the minimum."""
-        size = self.column(ledger.BLOCK_TOKENS, slots)
-        backlog_s = np.maximum(0.0, self.column(ledger.BUSY_UNTIL, slots) - now)
-        active = backlog_s / np.maximum(1e-12, self.column(ledger.PREFILL_TOKEN_S, slots))
-        new = job.prompt_tokens - self.cached_tokens(job, slots)
+        size = self.column(ledger.BLOCK_TOKENS, numbers)
+        backlog_s = np.maximum(0.0, self.column(ledger.BUSY_UNTIL, numbers) - now)
+        active = backlog_s / np.maximum(1e-12, self.column(ledger.PREFILL_TOKEN_S, numbers))
+        new = job.prompt_tokens - self.cached_tokens(job, numbers)
         prefill = self.prefill * np.maximum(0.0, active + new) / size
-        decode = (self.column(ledger.UNCACHED, slots) + new) / size
-        outstanding = self.active * self.column(ledger.LIVE, slots)
-        return least(slots, prefill=prefill, decode=decode, active=outstanding)
+        decode = (self.column(ledger.UNCACHED, numbers) + new) / size
+        outstanding = self.active * self.column(ledger.LIVE, numbers)
+        return least(numbers, prefill=prefill, decode=decode, active=outstanding)

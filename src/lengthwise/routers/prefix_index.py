@@ -1,6 +1,6 @@
 """The engines that have the beginning of a prompt cached: chained block hashes to engines.
 
-An engine is a slot, a small number given by the caller. A prompt sent to an engine is assumed to be cached there, as
+An engine is a small number, given by the caller. A prompt sent to an engine is assumed to be cached there, as
 its most recently used; beyond the engine's KV memory the least recently used block is evicted, as in the engine. KV
 events, where an engine sends them, correct that. A lookup costs O(blocks of the prompt), independent of history.
 
@@ -192,18 +192,18 @@ def leading(
     """
     depths[:] = 0
     alive = live.copy()
-    for number in range(len(blocks)):
-        row = value_of(hashes, blocks[number])
+    for position in range(len(blocks)):
+        row = value_of(hashes, blocks[position])
         any_engine = np.uint64(0)
         for word in range(len(alive)):
             before = alive[word]
             alive[word] = before & bits[row, word] if row != NONE else np.uint64(0)
             any_engine |= alive[word]
             gone = before & ~alive[word]
-            if number and gone:
+            if position and gone:
                 for bit in range(64):
                     if gone >> np.uint64(bit) & np.uint64(1):
-                        depths[64 * word + bit] = number
+                        depths[64 * word + bit] = position
         if not any_engine:
             return
     for engine in range(len(depths)):
@@ -213,7 +213,7 @@ def leading(
 
 @compiled
 def touch(
-    slot: int,
+    number: int,
     blocks: NDArray[np.uint64],
     capacity: int,
     hashes: NDArray[np.uint64],
@@ -232,8 +232,8 @@ def touch(
     index = Tables(hashes, pairs, names, bits, rows, nodes, engines, free)
     wanted = min(len(blocks), capacity)
     missing, near = 0, NONE
-    for number in range(wanted - 1, -1, -1):
-        node = node_of(pairs, bits, nodes, value_of(hashes, blocks[number]), slot, near)
+    for position in range(wanted - 1, -1, -1):
+        node = node_of(pairs, bits, nodes, value_of(hashes, blocks[position]), number, near)
         if node == NONE:
             missing += 1
         else:
@@ -241,20 +241,20 @@ def touch(
             nodes[node, HITS] += 1
             unlink(nodes, engines, node)
             link(nodes, engines, node)
-    while engines[slot, HELD] + missing > capacity and engines[slot, HELD]:
-        engines[slot, LOST] += 1
-        engines[slot, MISSED] += nodes[engines[slot, OLDEST], HITS] > 0
-        remove(index, engines[slot, OLDEST])
-    if engines[slot, LOST] > _EVICTION_WINDOW:
-        engines[slot, LOST] //= 2
-        engines[slot, MISSED] //= 2
+    while engines[number, HELD] + missing > capacity and engines[number, HELD]:
+        engines[number, LOST] += 1
+        engines[number, MISSED] += nodes[engines[number, OLDEST], HITS] > 0
+        remove(index, engines[number, OLDEST])
+    if engines[number, LOST] > _EVICTION_WINDOW:
+        engines[number, LOST] //= 2
+        engines[number, MISSED] //= 2
     if missing == 0:
         return
     near = NONE
-    for number in range(wanted - 1, -1, -1):
-        node = node_of(pairs, bits, nodes, value_of(hashes, blocks[number]), slot, near)
+    for position in range(wanted - 1, -1, -1):
+        node = node_of(pairs, bits, nodes, value_of(hashes, blocks[position]), number, near)
         if node == NONE:
-            insert(index, slot, blocks[number])
+            insert(index, number, blocks[position])
         else:
             near = nodes[node, NEWER]
             unlink(nodes, engines, node)
@@ -262,11 +262,11 @@ def touch(
 
 
 @compiled
-def lose(slot: int, blocks: NDArray[np.uint64], *tables: NDArray[Any]) -> None:
+def lose(number: int, blocks: NDArray[np.uint64], *tables: NDArray[Any]) -> None:
     """Remove blocks from an engine."""
     index = Tables(*tables)
     for block in blocks:
-        node = node_of(index.pairs, index.bits, index.nodes, value_of(index.hashes, block), slot, NONE)
+        node = node_of(index.pairs, index.bits, index.nodes, value_of(index.hashes, block), number, NONE)
         if node != NONE:
             remove(index, node)
 
@@ -288,44 +288,44 @@ class PrefixIndex:
         self._depths = np.zeros(0, np.int64)
         self._tables = _empty_tables(_INITIAL_BLOCKS, 0)
 
-    def add(self, slot: int, blocks: int) -> None:
+    def add(self, number: int, blocks: int) -> None:
         """Add an engine with a capacity of `blocks`; a known engine keeps its blocks as far as they fit."""
-        if slot >= len(self._capacity):
-            self._capacity += [0] * (slot + 1 - len(self._capacity))
-        self._capacity[slot] = blocks
+        if number >= len(self._capacity):
+            self._capacity += [0] * (number + 1 - len(self._capacity))
+        self._capacity[number] = blocks
         self._reserve()
-        self._live[slot // _WORD] |= np.uint64(1 << slot % _WORD)
-        self.touch(slot, NO_BLOCKS)  # evicts at once if the capacity is smaller than before
+        self._live[number // _WORD] |= np.uint64(1 << number % _WORD)
+        self.touch(number, NO_BLOCKS)  # evicts at once if the capacity is smaller than before
 
-    def remove(self, slot: int) -> None:
+    def remove(self, number: int) -> None:
         """Remove an engine and its blocks."""
-        self._capacity[slot] = 0
-        self.touch(slot, NO_BLOCKS)  # evicts everything
-        self.engines[slot, [LOST, MISSED]] = 0
-        self._live[slot // _WORD] &= ~np.uint64(1 << slot % _WORD)
+        self._capacity[number] = 0
+        self.touch(number, NO_BLOCKS)  # evicts everything
+        self.engines[number, [LOST, MISSED]] = 0
+        self._live[number // _WORD] &= ~np.uint64(1 << number % _WORD)
 
     def leading(self, blocks: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return how many leading blocks of a prompt each engine has, by slot. Valid until the next call."""
+        """Return how many leading blocks of a prompt each engine has, by its number. Valid until the next call."""
         tables = self._tables
         leading(tables.hashes, tables.bits, blocks, self._live, self._depths)
         return self._depths
 
-    def touch(self, slot: int, blocks: NDArray[np.uint64], reserved: int = 0) -> None:
+    def touch(self, number: int, blocks: NDArray[np.uint64], reserved: int = 0) -> None:
         """Mark a prompt as used on an engine, where `reserved` blocks of memory hold answers, which have no hash."""
-        touch(slot, blocks, max(0, self._capacity[slot] - reserved), *self._tables)
+        touch(number, blocks, max(0, self._capacity[number] - reserved), *self._tables)
 
-    def lose(self, slot: int, blocks: NDArray[np.uint64]) -> None:
+    def lose(self, number: int, blocks: NDArray[np.uint64]) -> None:
         """Remove blocks that an engine reports as evicted."""
-        lose(slot, blocks, *self._tables)
+        lose(number, blocks, *self._tables)
 
     @property
     def held(self) -> NDArray[np.int64]:
-        """Blocks that each engine has, by slot."""
+        """Blocks that each engine has, by its number."""
         return self._tables.engines[:, HELD]
 
     @property
     def engines(self) -> NDArray[np.int64]:
-        """Numbers of each engine, by slot, in the columns of the compiled index."""
+        """One row per engine, in the columns of the compiled index."""
         return self._tables.engines
 
     def __len__(self) -> int:
@@ -334,14 +334,14 @@ class PrefixIndex:
 
     def _reserve(self) -> None:
         """Allocate memory for all engines, doubling it so that a growing fleet does not copy everything each time."""
-        old, slots, wanted = self._tables, len(self._capacity), sum(self._capacity)
-        words = -(-slots // _WORD)
+        old, engines, wanted = self._tables, len(self._capacity), sum(self._capacity)
+        words = -(-engines // _WORD)
         if wanted > len(old.nodes) or words > old.bits.shape[1]:
             size = len(old.nodes) if wanted <= len(old.nodes) else max(wanted, 2 * len(old.nodes))
             width = old.bits.shape[1] if words <= old.bits.shape[1] else max(words, 2 * old.bits.shape[1])
             self._tables = _copied(old, _empty_tables(size, width))
             self._live = np.concatenate([self._live, np.zeros(width - len(self._live), np.uint64)])
-        if slots > len(self._depths):
+        if engines > len(self._depths):
             self._depths = np.zeros(self._tables.bits.shape[1] * _WORD, np.int64)
 
 

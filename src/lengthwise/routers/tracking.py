@@ -16,12 +16,12 @@ from lengthwise.routers.base import (
     Decision,
     EngineId,
     EngineInfo,
+    EngineNumbers,
     Event,
     Evicted,
     Finished,
     Progress,
     Scraped,
-    Slots,
 )
 from lengthwise.routers.ledger import BLOCK_TOKENS, FOREIGN, LIVE, PRIVATE, UNCACHED, Ledger
 from lengthwise.routers.prefix_index import NO_BLOCKS, PrefixIndex, as_blocks
@@ -43,14 +43,14 @@ class LedgerRouter(BaseRouter):
     def engine_up(self, engine: EngineInfo) -> None:
         """Add an engine or update its description."""
         super().engine_up(engine)
-        self.ledger.add(self.slots[engine.id], engine)
+        self.ledger.add(self.numbers[engine.id], engine)
 
     def engine_down(self, engine: EngineId) -> None:
         """Remove an engine and the jobs sent there."""
-        slot = self.slots.get(engine)
+        number = self.numbers.get(engine)
         super().engine_down(engine)
-        if slot is not None:
-            self.ledger.remove(slot)
+        if number is not None:
+            self.ledger.remove(number)
 
     def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
         """Pick an engine and enter the job in the ledger."""
@@ -61,43 +61,43 @@ class LedgerRouter(BaseRouter):
 
     def weigh(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Costs:
         """Return the terms of every engine's cost; empty if this router does not compare costs."""
-        slots = self.allowed(among) if self.compares_costs else ()
-        return {self.engine_id(slot): self.pick(job, now, np.array([slot], np.int64))[1] for slot in slots}
+        numbers = self.allowed(among) if self.compares_costs else ()
+        return {self.engine_id(number): self.pick(job, now, np.array([number], np.int64))[1] for number in numbers}
 
-    def send(self, job: Job, slot: int, now: float) -> None:
+    def send(self, job: Job, number: int, now: float) -> None:
         """Enter the job in the ledger."""
-        self.ledger.sent(job, slot, now, 0.0, NO_BLOCKS)
+        self.ledger.sent(job, number, now, 0.0, NO_BLOCKS)
 
     def observe(self, event: Event) -> None:
         """Update the ledger; events about engines that are not up are ignored."""
-        slot = self.slots.get(event.engine)
-        if slot is None:
+        number = self.numbers.get(event.engine)
+        if number is None:
             return
         if isinstance(event, Admitted):
-            self.ledger.progressed(event.job, slot, event.now)
+            self.ledger.progressed(event.job, number, event.now)
         elif isinstance(event, Progress):
-            self.ledger.progressed(event.job, slot, event.now, event.generated)
+            self.ledger.progressed(event.job, number, event.now, event.generated)
         elif isinstance(event, Finished):
-            self.finish(event, slot)
+            self.finish(event, number)
         elif isinstance(event, Scraped):
-            self.ledger.scraped(slot, event)
+            self.ledger.scraped(number, event)
         elif isinstance(event, Evicted):
-            self.evict(event, slot)
+            self.evict(event, number)
 
-    def finish(self, event: Finished, slot: int) -> None:
+    def finish(self, event: Finished, number: int) -> None:
         """Remove a finished job."""
-        self.ledger.finished(event.job, slot, event.now)
+        self.ledger.finished(event.job, number, event.now)
 
-    def evict(self, event: Evicted, slot: int) -> None:
+    def evict(self, event: Evicted, number: int) -> None:
         """Remove evicted blocks; nothing for a router without a prefix index."""
 
-    def column(self, column: int, slots: Slots) -> NDArray[np.float64]:
+    def column(self, column: int, numbers: EngineNumbers) -> NDArray[np.float64]:
         """Return one column of the ledger for these engines."""
-        return np.asarray(self.ledger.loads[slots, column])
+        return np.asarray(self.ledger.loads[numbers, column])
 
-    def outstanding(self, slots: Slots) -> NDArray[np.float64]:
+    def outstanding(self, numbers: EngineNumbers) -> NDArray[np.float64]:
         """Return the requests sent and not finished, with those that others sent as far as scrapes report them."""
-        return self.column(LIVE, slots) + self.column(FOREIGN, slots)
+        return self.column(LIVE, numbers) + self.column(FOREIGN, numbers)
 
 
 class PrefixRouter(LedgerRouter):
@@ -112,12 +112,12 @@ class PrefixRouter(LedgerRouter):
     def engine_up(self, engine: EngineInfo) -> None:
         """Add an engine, with an empty cache if it is new, or update its description."""
         super().engine_up(engine)
-        self.index.add(self.slots[engine.id], engine.kv_tokens // engine.block_tokens if engine.caches else 0)
+        self.index.add(self.numbers[engine.id], engine.kv_tokens // engine.block_tokens if engine.caches else 0)
 
     def engine_down(self, engine: EngineId) -> None:
         """Remove an engine, the jobs sent there and its cached blocks."""
-        if engine in self.slots:
-            self.index.remove(self.slots[engine])
+        if engine in self.numbers:
+            self.index.remove(self.numbers[engine])
         super().engine_down(engine)
 
     def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
@@ -134,28 +134,28 @@ class PrefixRouter(LedgerRouter):
         self.blocks = as_blocks(job.blocks)
         self.depths = self.index.leading(self.blocks)
 
-    def cached_tokens(self, job: Job, slots: Slots) -> NDArray[np.float64]:
+    def cached_tokens(self, job: Job, numbers: EngineNumbers) -> NDArray[np.float64]:
         """Return the prompt tokens that each of these engines has cached; the last token is always computed."""
-        cached = self.depths[slots] * self.column(BLOCK_TOKENS, slots)
+        cached = self.depths[numbers] * self.column(BLOCK_TOKENS, numbers)
         return np.asarray(np.maximum(0.0, np.minimum(cached, job.prompt_tokens - 1.0)))
 
-    def send(self, job: Job, slot: int, now: float) -> None:
+    def send(self, job: Job, number: int, now: float) -> None:
         """Enter the job in the ledger and its prompt in the index."""
-        cached = float(self.depths[slot] * self.ledger.loads[slot, BLOCK_TOKENS])
-        self.ledger.sent(job, slot, now, max(0.0, min(cached, job.prompt_tokens - 1.0)), self.blocks)
-        self._touch(slot, self.blocks)
+        cached = float(self.depths[number] * self.ledger.loads[number, BLOCK_TOKENS])
+        self.ledger.sent(job, number, now, max(0.0, min(cached, job.prompt_tokens - 1.0)), self.blocks)
+        self._touch(number, self.blocks)
 
-    def finish(self, event: Finished, slot: int) -> None:
+    def finish(self, event: Finished, number: int) -> None:
         """Remove a finished job. Its prompt could not be evicted until now, so it is the most recently used."""
-        blocks = self.ledger.finished(event.job, slot, event.now)
+        blocks = self.ledger.finished(event.job, number, event.now)
         if blocks is not None:
-            self._touch(slot, blocks)
+            self._touch(number, blocks)
 
-    def evict(self, event: Evicted, slot: int) -> None:
+    def evict(self, event: Evicted, number: int) -> None:
         """Remove evicted blocks from the index."""
-        self.index.lose(slot, as_blocks(event.blocks))
+        self.index.lose(number, as_blocks(event.blocks))
 
-    def _touch(self, slot: int, blocks: NDArray[np.uint64]) -> None:
-        load = self.ledger.loads[slot].item
+    def _touch(self, number: int, blocks: NDArray[np.uint64]) -> None:
+        load = self.ledger.loads[number].item
         answers = 0.5 * (load(PRIVATE) - load(UNCACHED))  # half of each answer, on average
-        self.index.touch(slot, blocks, int(answers / load(BLOCK_TOKENS)))
+        self.index.touch(number, blocks, int(answers / load(BLOCK_TOKENS)))
