@@ -50,7 +50,7 @@ def test_a_log_with_prompts_corrects_the_order_of_predictions(tmp_path: Path) ->
     assert llm.texts
     assert llm.better
     assert found.written
-    assert llm.before.requests == llm.after.requests == 30
+    assert llm.before.rows == llm.after.rows == 30
     assert llm.after.tau > 0.3 > llm.before.tau
     story, word = (median(out, text.format(7), "me/Mine-7B") for text in (STORY, WORD))
     assert story < word

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.traffic_evaluation import ALONE, HISTORY, SERVED, evaluate_traffic, log_scores
+from lengthwise.predictors.traffic_evaluation import ALONE, HISTORY, SERVED, evaluate_traffic, score_rows
 from tests.traffic.traffic_rows import PLAIN, made, traffic
 
 
@@ -28,10 +28,10 @@ def test_scores_are_grouped_by_model_tenant_day_and_predictor() -> None:
     assert list(found.groups["tenant"]) == ["a", "b"], "the largest first"
     assert found.groups["tenant"]["a"][SERVED].coverage_90 > 0.85
     assert found.groups["tenant"]["b"][SERVED].coverage_90 < 0.6
-    assert found.groups["predictor"]["my.lw"][SERVED].requests == 500
+    assert found.groups["predictor"]["my.lw"][SERVED].rows == 500
     days = found.groups["day"]
     assert list(days) == ["2001-09-09", "2001-09-10"]
-    assert sum(scores[SERVED].requests for scores in days.values()) == 2000
+    assert sum(scores[SERVED].rows for scores in days.values()) == 2000
     assert found.groups["model"]["m"] == found.overall
 
 
@@ -52,7 +52,8 @@ def test_the_log_score_is_the_density_or_for_a_censored_answer_the_survival() ->
     rows = traffic([PLAIN, PLAIN._replace(censored=True, max_tokens=100)])
     z = (math.log(100) - 5.0) / 0.5
     expected = [stats.t.logpdf(z, 3.5) - math.log(0.5), stats.t.logsf(z, 3.5)]
-    assert log_scores(rows, rows.prediction) == pytest.approx(expected)
+    scored = [score_rows(rows.take(np.array([row])), rows.prediction[[row]]).log_score for row in (0, 1)]
+    assert scored == pytest.approx(expected)
 
 
 def test_rows_without_a_prediction_of_the_predictor_are_scored_as_served_only() -> None:
@@ -62,8 +63,8 @@ def test_rows_without_a_prediction_of_the_predictor_are_scored_as_served_only() 
         for row in made(10, seed=2)
     ]
     found = evaluate_traffic(traffic(rows + late))
-    assert found.overall[SERVED].requests == 50
-    assert found.overall[ALONE].requests == 40
+    assert found.overall[SERVED].rows == 50
+    assert found.overall[ALONE].rows == 40
     assert found.sources == {"predictor": 40, "history": 10}
 
 

@@ -33,7 +33,7 @@ from lengthwise.predictors.mixture import (
 )
 from lengthwise.predictors.model_file import ADAPTED, read_model_file, write_model_file
 from lengthwise.predictors.resolve import load_predictor, model_path
-from lengthwise.traffic import scores
+from lengthwise.traffic.scores import Forecast, PredictionScores, score_predictions
 
 Floats = NDArray[np.float64]
 Prompt = TypeVar("Prompt", str, int)
@@ -195,18 +195,6 @@ _BATCH: Final = 16
 
 
 @dataclass(frozen=True)
-class AdaptScores:
-    """Scores on held-out prompts; NaN where a score is not defined."""
-
-    tau: float
-    crps: float
-    mae: float
-    """Of the median against each single length."""
-    coverage_50: float
-    coverage_90: float
-
-
-@dataclass(frozen=True)
 class AdaptReport:
     """The fitted mixture, and scores before and after."""
 
@@ -219,8 +207,9 @@ class AdaptReport:
     shift: float
     factor: float
     weights: dict[str, float]
-    before: AdaptScores
-    after: AdaptScores
+    before: PredictionScores
+    """On held-out prompts, as for an unknown LLM."""
+    after: PredictionScores
 
 
 def adapt_file(
@@ -265,6 +254,7 @@ def _adapt_file(
         after=_score(after, answers),
     )
     figures = {key: value for key, value in asdict(report).items() if key not in ("llm", "base", "replaced", "weights")}
+    figures |= {"before": report.before.defined(), "after": report.after.defined()}
     card = {key: value for key, value in file.card.items() if key != "format"}
     card["adapted"] = {**card.get("adapted", {}), llm: figures}
     parts = {**file.parts, ADAPTED: to_part({**adapted, llm: mixture}, base.llms)}
@@ -346,17 +336,8 @@ def _unseen(
     return LogTPredictions.of(mu, sigma, caps, nu=answers.nu)
 
 
-def _score(predictions: LogTPredictions, answers: Answers) -> AdaptScores:
+def _score(predictions: LogTPredictions, answers: Answers) -> PredictionScores:
     """Score predictions; a censored answer is inside an interval that reaches its cap."""
-    lengths, present = answers.lengths, answers.present
-    mean = np.where(present, lengths, 0.0).sum(axis=1) / present.sum(axis=1)
-    median = predictions.quantile(0.5)
-    quantiles = np.stack([predictions.quantile(float(level)) for level in scores.CRPS_LEVELS], axis=1)
-    low_50, high_50, low_90, high_90 = (predictions.quantile(q) for q in (0.25, 0.75, 0.05, 0.95))
-    return AdaptScores(
-        tau=scores.kendall_tau(median, mean),
-        crps=float(scores.crps(quantiles, lengths, present).mean()),
-        mae=float(np.abs(lengths - median[:, None])[present].mean()),
-        coverage_50=scores.coverage(low_50, high_50, lengths, present),
-        coverage_90=scores.coverage(low_90, high_90, lengths, present),
+    return score_predictions(
+        Forecast.of(predictions), answers.lengths, present=answers.present, censored=answers.censored
     )

@@ -39,9 +39,10 @@ from lengthwise.predictors.resolve import (
     packaged_predictors,
     predictor_label,
 )
-from lengthwise.predictors.traffic_evaluation import TrafficScores, scorable, score_rows
+from lengthwise.predictors.traffic_evaluation import scorable, score_rows
 from lengthwise.traffic.log import MEMORY_NAME, PREDICTOR_NAME
 from lengthwise.traffic.reader import Floats, LoggedTraffic, Mask
+from lengthwise.traffic.scores import PredictionScores
 
 HELD_OUT: Final = 0.2
 """Share of the requests, the last ones, that the scores are of."""
@@ -60,8 +61,8 @@ class Adaptation:
     texts: bool
     """Whether it was fitted to prompts; else by corrections."""
     requests: int
-    before: TrafficScores
-    after: TrafficScores
+    before: PredictionScores
+    after: PredictionScores
 
     @property
     def better(self) -> bool:
@@ -202,7 +203,10 @@ class _Adapting:
         if added:
             parts[CORRECTIONS] = corrected_by.to_part(added)
         card: dict[str, Any] = {key: value for key, value in self._file.card.items() if key != "format"}
-        card["traffic"] = [{**asdict(each), "better": each.better} for each in found]
+        card["traffic"] = [
+            {**asdict(each), "before": each.before.defined(), "after": each.after.defined(), "better": each.better}
+            for each in found
+        ]
         write_model_file(out, card, parts)
 
 

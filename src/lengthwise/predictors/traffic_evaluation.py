@@ -7,7 +7,6 @@ answer cut by `max_tokens` has that length; one that its client or an error ende
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,13 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU, log_t
-from lengthwise.predictors.evaluation import CENTRAL
-from lengthwise.traffic import scores
 from lengthwise.traffic.reader import Floats, LoggedTraffic, Mask
+from lengthwise.traffic.scores import Forecast, PredictionScores, calibration, score_predictions
 
 SERVED: Final = "as served"
 ALONE: Final = "predictor alone"
@@ -29,21 +25,6 @@ HISTORY: Final = "history"
 GROUPS: Final = ("model", "tenant", "day", "predictor")
 MAX_GROUPS: Final = 50
 """Groups of a kind that are scored, the largest; of days the last."""
-
-
-@dataclass(frozen=True)
-class TrafficScores:
-    """Scores of one kind of prediction; NaN where a score is not defined."""
-
-    requests: int
-    tau: float
-    """Kendall's tau-b of predicted median and length, within a model, averaged over models."""
-    log_error: float
-    """Median of |log(length / predicted median)|."""
-    coverage_50: float
-    coverage_90: float
-    log_score: float
-    """Mean log density (nats) of the log length; larger is better."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +41,8 @@ class TrafficEvaluation:
     finish_reasons: Mapping[str, int]
     sources: Mapping[str, int]
     """Requests by the source of the prediction that ordered them."""
-    overall: Mapping[str, TrafficScores]
-    groups: Mapping[str, Mapping[str, Mapping[str, TrafficScores]]]
+    overall: Mapping[str, PredictionScores]
+    groups: Mapping[str, Mapping[str, Mapping[str, PredictionScores]]]
     """model, tenant, day or predictor -> its values -> kind of prediction -> scores."""
     calibration: Mapping[float, float]
     """Nominal share of a central interval -> share of lengths inside."""
@@ -98,7 +79,7 @@ def evaluate_traffic(traffic: LoggedTraffic) -> TrafficEvaluation:
         "day": rows.days,
         "predictor": np.array([row.predictor for row in rows.rows], object),
     }
-    served = rows.columns(rows.prediction)
+    served = Forecast.of(rows.columns(rows.prediction), crps=False)
     return TrafficEvaluation(
         origin=traffic.origin,
         requests=len(traffic),
@@ -117,49 +98,18 @@ def evaluate_traffic(traffic: LoggedTraffic) -> TrafficEvaluation:
             }
             for kind, column in by.items()
         },
-        calibration={
-            share: scores.coverage(
-                served.quantile((1 - share) / 2),
-                served.quantile((1 + share) / 2),
-                rows.output_tokens[:, None],
-                np.ones((len(rows), 1), bool),
-            )
-            for share in CENTRAL
-        },
-        predicted=served.quantile(0.5),
+        calibration=calibration(served, rows.output_tokens),
+        predicted=served.median,
         true=rows.output_tokens,
     )
 
 
-def score_rows(rows: LoggedTraffic, prediction: Floats) -> TrafficScores:
+def score_rows(rows: LoggedTraffic, prediction: Floats) -> PredictionScores:
     """Score predictions (n, 2) of scorable rows; rows without one are left out."""
     has = np.isfinite(prediction[:, 0])
-    rows, prediction = rows.take(has), prediction[has]
-    if not len(rows):
-        return TrafficScores(0, *[math.nan] * 5)
-    columns = rows.columns(prediction)
-    median, all_present = columns.quantile(0.5), np.ones((len(rows), 1), bool)
-    inside = [
-        scores.coverage(columns.quantile(low), columns.quantile(1 - low), rows.output_tokens[:, None], all_present)
-        for low in (0.25, 0.05)
-    ]
-    error = np.abs(np.log(rows.output_tokens / np.maximum(median, 1.0)))
-    return TrafficScores(
-        requests=len(rows),
-        tau=scores.tau_within(rows.llm, median, rows.output_tokens),
-        log_error=float(np.median(error)),
-        coverage_50=inside[0],
-        coverage_90=inside[1],
-        log_score=float(log_scores(rows, prediction).mean()),
-    )
-
-
-def log_scores(rows: LoggedTraffic, prediction: Floats) -> Floats:
-    """Return the log density of each log length, or the log survival where the answer was cut."""
-    mu, sigma = prediction.T
-    z = (np.log(rows.output_tokens) - mu) / sigma
-    density = log_t.log_density(z, TIE_NU) - np.log(sigma)
-    return np.where(rows.censored, np.log(special.stdtr(TIE_NU, -z)), density)
+    rows = rows.take(has)
+    forecast = Forecast.of(rows.columns(prediction[has]), crps=False)
+    return score_predictions(forecast, rows.output_tokens, censored=rows.censored, llms=rows.llm)
 
 
 def _values(column: NDArray[np.object_], *, by_size: bool) -> list[str]:

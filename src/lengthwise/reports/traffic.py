@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from lengthwise.predictors.traffic_evaluation import HISTORY, SERVED, TrafficEvaluation, TrafficScores
+from lengthwise.predictors.traffic_evaluation import HISTORY, SERVED, TrafficEvaluation
 from lengthwise.reports.evaluation import by_length, calibration
 from lengthwise.reports.page import BASELINE_COLOUR, COLOURS, Document, Figure, Origin, axes, axis, panel
 from lengthwise.reports.tables import Table, number, share
 from lengthwise.reports.verdict import on_traffic
+from lengthwise.traffic.scores import PredictionScores
 
 SCORE_COLUMNS: Final = ("requests", "tau", "log error", "in 50 %", "in 90 %", "log score")
 _BESIDE: Final = ("log error", "log score")
@@ -24,10 +25,10 @@ _NOTES: Final = (
 )
 
 
-def score_cells(scores: TrafficScores) -> list[str]:
+def score_cells(scores: PredictionScores) -> list[str]:
     """Return the cells of SCORE_COLUMNS."""
     return [
-        f"{scores.requests:,}",
+        f"{scores.rows:,}",
         number(scores.tau, 3),
         f"x{number(math.exp(scores.log_error), 2)}",
         share(scores.coverage_50),
@@ -51,7 +52,7 @@ def tables(found: TrafficEvaluation) -> list[Table]:
     ]
 
 
-def _group_table(kind: str, values: Mapping[str, Mapping[str, TrafficScores]]) -> Table:
+def _group_table(kind: str, values: Mapping[str, Mapping[str, PredictionScores]]) -> Table:
     rows = []
     for value, kinds in values.items():
         history = dict(zip(SCORE_COLUMNS, score_cells(kinds[HISTORY]), strict=True))

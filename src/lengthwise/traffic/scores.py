@@ -1,19 +1,242 @@
-"""Scores of predictions, as pure functions of arrays."""
+"""Scores of predictions: `score_predictions` compares columns of predictions with the lengths that came true.
+
+Everything here is a pure function of arrays. A row is a request or a prompt; a prompt may have several lengths.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 from lengthwise.errors import InputError
+from lengthwise.lengths import LengthDistribution, LogTColumns, log_t
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 CRPS_LEVELS: Final = (np.arange(100) + 0.5) / 100
 """Midpoints of a hundred equal shares: the quantile levels that a CRPS is integrated over."""
+
+CENTRAL: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Nominal shares of the central intervals of a calibration curve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionScores:
+    """Scores of predictions over some rows; NaN where a score is not defined (the tau of a constant)."""
+
+    rows: int = 0
+    """Rows with a length."""
+    samples: int = 0
+    """Lengths."""
+    llms: int = 0
+    """LLMs that tau is averaged over."""
+    tau: float = math.nan
+    """Kendall's tau-b of the median and the row's mean length, within one LLM, averaged over LLMs."""
+    mae: float = math.nan
+    """Mean absolute error (tokens) of the median against each single length."""
+    mae_median: float = math.nan
+    """Of the median against the row's mean length."""
+    mae_mean: float = math.nan
+    """Of the predicted mean, else of the median, against the row's mean length."""
+    mse_mean: float = math.nan
+    r2_log: float = math.nan
+    """Share of the variance of the log mean length that the logs of these predictions explain."""
+    mae_std: float = math.nan
+    """Of the predicted standard deviation of a prompt's answers."""
+    mse_std: float = math.nan
+    raw_mae_mean: float = math.nan
+    """`mae_mean` against the mean of all samples, degenerate ones included: they dominate it."""
+    log_error: float = math.nan
+    """Median of |log(row's mean length / predicted median)|."""
+    log_score: float = math.nan
+    """Mean log density (nats) of the log length, of a censored one the log survival; larger is better."""
+    crps: float = math.nan
+    coverage_50: float = math.nan
+    """Share of single lengths inside the central 50 % interval."""
+    coverage_90: float = math.nan
+    width_50: float = math.nan
+    """Mean of log(high / low) of the central 50 % interval."""
+    width_90: float = math.nan
+
+    def defined(self) -> dict[str, float]:
+        """Return the scores that are defined, by name."""
+        return {name: value for name, value in asdict(self).items() if not math.isnan(value)}
+
+
+class PredictionColumns(Protocol):
+    """Predictions of many rows; [i] is a length distribution."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> LengthDistribution: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Predictions as the arrays that scores are computed from, one row each; NaN where a prediction has no such value.
+
+    low and high (rows, CENTRAL) are the ends of the central intervals, quantiles (rows, 100) those at CRPS_LEVELS.
+    """
+
+    median: Floats
+    low: Floats
+    high: Floats
+    quantiles: Floats
+    """No columns where the CRPS is not wanted."""
+    cap: Floats
+    mu: Floats
+    """Of a log-t; likewise sigma and nu."""
+    sigma: Floats
+    nu: Floats
+    mean: Floats
+    """Predicted mean of a prompt's answers."""
+    std: Floats
+
+    @classmethod
+    def of(
+        cls, predictions: PredictionColumns, *, mean: Floats | None = None, std: Floats | None = None, crps: bool = True
+    ) -> Self:
+        """Compute all quantiles that the scores need, with `crps` those of the CRPS too."""
+        levels = [0.5, *((1 - c) / 2 for c in CENTRAL), *((1 + c) / 2 for c in CENTRAL), *(CRPS_LEVELS if crps else ())]
+        absent = np.full(len(predictions), np.nan)
+        if isinstance(predictions, LogTColumns):
+            table = np.stack([predictions.quantile(level) for level in levels], axis=1)
+            cap, mu, sigma = predictions.cap, predictions.mu, predictions.sigma
+            nu = np.full(len(predictions), predictions.nu)
+        else:
+            each = [predictions[row] for row in range(len(predictions))]
+            table = np.array([[one.quantile(level) for level in levels] for one in each]).reshape(-1, len(levels))
+            cap = np.array([float(one.cap) for one in each])
+            mu = sigma = nu = absent
+        central = 1 + len(CENTRAL)
+        return cls(
+            median=table[:, 0],
+            low=table[:, 1:central],
+            high=table[:, central : central + len(CENTRAL)],
+            quantiles=table[:, central + len(CENTRAL) :],
+            cap=cap,
+            mu=mu,
+            sigma=sigma,
+            nu=nu,
+            mean=absent if mean is None else mean,
+            std=absent if std is None else std,
+        )
+
+    @classmethod
+    def of_intervals(cls, median: Floats, intervals: Mapping[float, tuple[Floats, Floats]]) -> Self:
+        """Return medians with some of the central intervals, by nominal share."""
+        absent = np.full(len(median), np.nan)
+        low, high = (
+            np.stack([intervals[share][side] if share in intervals else absent for share in CENTRAL], axis=1)
+            for side in (0, 1)
+        )
+        uncapped = np.full(len(median), np.inf)
+        return cls(median, low, high, np.empty((len(median), 0)), uncapped, *[absent] * 5)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Concatenate parts."""
+        return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
+
+    def take(self, rows: Mask | NDArray[np.intp]) -> Self:
+        """Return the predictions of some rows."""
+        return type(self)(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def interval(self, share: float) -> tuple[Floats, Floats]:
+        """Return the ends of the central interval of one of the CENTRAL shares."""
+        place = CENTRAL.index(share)
+        return self.low[:, place], self.high[:, place]
+
+    @property
+    def point(self) -> Floats:
+        """The predicted mean, or else the median."""
+        return np.where(np.isfinite(self.mean), self.mean, self.median)
+
+
+def score_predictions(
+    forecast: Forecast,
+    lengths: ArrayLike,
+    *,
+    present: Mask | None = None,
+    censored: Mask | None = None,
+    llms: NDArray[np.object_] | None = None,
+    weights: Floats | None = None,
+) -> PredictionScores:
+    """Score predictions against their lengths, (rows,) or (rows, k) of which those `present` count.
+
+    A censored length is a lower bound. Coverage counts it where it reaches the cap of its prediction, which ends the
+    interval too, and leaves it out otherwise. Without `llms` all rows are of one. Weighted are errors and coverage.
+    """
+    known = np.asarray(lengths, np.float64).reshape(len(forecast.median), -1)
+    present = np.ones(known.shape, bool) if present is None else present
+    censored = np.zeros(known.shape, bool) if censored is None else censored.reshape(known.shape)
+    mean_length, std = moments(known, present)
+    median, point = forecast.median, forecast.point
+    single = np.where(present, np.abs(known - median[:, None]), np.nan)
+    covered = present & (~censored | (known >= forecast.cap[:, None]))
+    groups = np.full(len(median), "", object) if llms is None else llms
+    with np.errstate(divide="ignore", invalid="ignore"):
+        off = np.abs(np.log(mean_length / np.maximum(median, 1.0)))
+    return PredictionScores(
+        rows=int(present.any(axis=1).sum()),
+        samples=int(present.sum()),
+        llms=len(set(groups.tolist())),
+        tau=tau_within(groups, median, mean_length),
+        mae=mean(single, weights),
+        mae_median=mae(median, mean_length),
+        mae_mean=mae(point, mean_length),
+        mse_mean=mse(point, mean_length),
+        r2_log=r2_log(point, mean_length),
+        mae_std=mae(forecast.std, std),
+        mse_std=mse(forecast.std, std),
+        log_error=float(np.median(off[np.isfinite(off)])) if np.isfinite(off).any() else math.nan,
+        log_score=mean(np.where(present, log_scores(forecast, known, censored), np.nan), weights),
+        crps=mean(crps(forecast.quantiles, known, present)) if forecast.quantiles.size else math.nan,
+        coverage_50=coverage(*forecast.interval(0.5), known, covered, weights),
+        coverage_90=coverage(*forecast.interval(0.9), known, covered, weights),
+        width_50=sharpness(*forecast.interval(0.5)),
+        width_90=sharpness(*forecast.interval(0.9)),
+    )
+
+
+def average(parts: Sequence[PredictionScores]) -> PredictionScores:
+    """Return the mean of each score over the parts where it is defined, and the sum of each count."""
+    counts = ("rows", "samples", "llms")
+    columns = {f.name: np.array([getattr(part, f.name) for part in parts]) for f in fields(PredictionScores)}
+    sums = {name: int(columns[name].sum()) for name in counts}
+    return PredictionScores(**sums, **{name: mean(column) for name, column in columns.items() if name not in counts})
+
+
+def calibration(forecast: Forecast, lengths: ArrayLike, present: Mask | None = None) -> dict[float, float]:
+    """Return the share of lengths inside each of the CENTRAL intervals, by its nominal share."""
+    known = np.asarray(lengths, np.float64).reshape(len(forecast.median), -1)
+    present = np.ones(known.shape, bool) if present is None else present
+    return {share: coverage(*forecast.interval(share), known, present) for share in CENTRAL}
+
+
+def log_scores(forecast: Forecast, lengths: Floats, censored: Mask) -> Floats:
+    """Return the log density of each log length (rows, k), or the log survival where it is censored."""
+    mu, sigma, nu = (column[:, None] for column in (forecast.mu, forecast.sigma, forecast.nu))
+    z = (np.log(np.maximum(lengths, 1.0)) - mu) / sigma
+    return np.where(censored, np.log(special.stdtr(nu, -z)), log_t.log_density(z, nu) - np.log(sigma))
+
+
+def moments(lengths: NDArray[np.floating] | NDArray[np.integer], present: Mask) -> tuple[Floats, Floats]:
+    """Mean and (population) std of each row's present lengths; NaN where none is, and the std of a single one."""
+    count = present.sum(axis=1)
+    average_: Floats = np.full(len(lengths), np.nan)
+    np.divide(np.where(present, lengths, 0).sum(axis=1), count, out=average_, where=count > 0)
+    deviation = np.where(present, lengths - np.where(count > 0, average_, 0.0)[:, None], 0.0)
+    variance: Floats = np.full(len(lengths), np.nan)
+    np.divide((deviation**2).sum(axis=1), count, out=variance, where=count > 1)
+    return average_, np.sqrt(variance)
 
 
 def mae(predicted: ArrayLike, true: ArrayLike) -> float:
@@ -70,10 +293,10 @@ def crps(quantiles: Floats, samples: Floats, present: NDArray[np.bool_]) -> Floa
     return score
 
 
-def coverage(low: Floats, high: Floats, samples: Floats, present: NDArray[np.bool_]) -> float:
-    """Share of single present samples inside their row's interval, ends included."""
-    inside = (samples >= low[:, None]) & (samples <= high[:, None])
-    return mean(inside[present].astype(np.float64))
+def coverage(low: Floats, high: Floats, samples: Floats, present: Mask, weights: Floats | None = None) -> float:
+    """Share of single present samples inside their row's interval, ends included; rows without one are left out."""
+    inside = np.asarray((samples >= low[:, None]) & (samples <= high[:, None]), np.float64)
+    return mean(np.where(present & np.isfinite(low)[:, None], inside, np.nan), weights)
 
 
 def sharpness(low: Floats, high: Floats) -> float:
@@ -88,7 +311,12 @@ def _error(predicted: ArrayLike, true: ArrayLike) -> Floats:
     return p - t
 
 
-def mean(values: Floats) -> float:
-    """Mean of the finite values; NaN where there is none."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else math.nan
+def mean(values: Floats, weights: Floats | None = None) -> float:
+    """Mean of the finite values, (rows,) or (rows, k), with weights of the rows; NaN where there is none."""
+    known = np.isfinite(values)
+    if not known.any():
+        return math.nan
+    if weights is None:
+        return float(values[known].mean())
+    each = np.broadcast_to(weights.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
+    return float(np.average(values[known], weights=each[known]))
