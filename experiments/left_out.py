@@ -23,11 +23,11 @@ from lengthwise.files import data_home
 from lengthwise.llm_names import resolve_llm
 from lengthwise.predictors import LogTPredictions
 from lengthwise.predictors.adapt import predict_known_llms
-from lengthwise.predictors.baselines import CAP, clean_moments
+from lengthwise.predictors.baselines import CAP
 from lengthwise.predictors.contract import LoadedPredictor, PredictionInput, as_logt
 from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
 from lengthwise.reports.tables import Table, share, signed
-from lengthwise.traffic import scores
+from lengthwise.traffic.scores import Forecast, PredictionScores, average, score_predictions
 from lengthwise.training.data import load_samples
 from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.encoder.network import package_folder
@@ -118,31 +118,24 @@ class KnownPredictions:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """On official test prompts, without degenerate samples."""
-
-    tau: float
-    coverage_50: float
-    coverage_90: float
-
-
-@dataclass(frozen=True)
 class LeftOut:
-    """One LLM: known from training, unknown, and adapted on each draw of a few of its lengths."""
+    """One LLM: known from training, unknown, and adapted on each draw of a few of its lengths.
+
+    Scores are on official test prompts, without degenerate samples.
+    """
 
     llm: str
     pool: int
     """Number of prompts in the pool."""
     lengths: int
-    known: Scores
-    unknown: Scores
-    draws: tuple[Scores, ...]
+    known: PredictionScores
+    unknown: PredictionScores
+    draws: tuple[PredictionScores, ...]
 
     @property
-    def adapted(self) -> Scores:
+    def adapted(self) -> PredictionScores:
         """The mean of the draws."""
-        columns = zip(*((each.tau, each.coverage_50, each.coverage_90) for each in self.draws), strict=True)
-        return Scores(*(float(np.mean(column)) for column in columns))
+        return average(self.draws)
 
     @property
     def met(self) -> bool:
@@ -151,7 +144,7 @@ class LeftOut:
         return self.adapted.tau >= self.known.tau - TARGET_TAU and off <= known_off + TARGET_COVERAGE
 
 
-def known_as(predictor: LoadedPredictor, prompts: Prompts) -> Scores:
+def known_as(predictor: LoadedPredictor, prompts: Prompts) -> PredictionScores:
     """Scores of a predictor trained with the LLM's lengths."""
     inputs = [PredictionInput(text, prompts.llm, CAP) for text in np.array(prompts.texts, object)[prompts.test]]
     return _score(as_logt(predictor.predict(inputs)), prompts)
@@ -160,7 +153,7 @@ def known_as(predictor: LoadedPredictor, prompts: Prompts) -> Scores:
 def leave_out(
     predicted: KnownPredictions,
     prompts: Prompts,
-    known: Scores,
+    known: PredictionScores,
     *,
     lengths: int = 100,
     draws: int = DRAWS,
@@ -188,15 +181,9 @@ def leave_out(
     return LeftOut(prompts.llm, len(pool), lengths, known, _score(unknown, prompts), tuple(found))
 
 
-def _score(predictions: LogTPredictions, prompts: Prompts) -> Scores:
+def _score(predictions: LogTPredictions, prompts: Prompts) -> PredictionScores:
     lengths, clean = prompts.lengths[prompts.test], prompts.clean[prompts.test]
-    inside = [
-        scores.coverage(
-            predictions.quantile((1 - c) / 2), predictions.quantile((1 + c) / 2), lengths.astype(np.float64), clean
-        )
-        for c in (0.5, 0.9)
-    ]
-    return Scores(scores.kendall_tau(predictions.mu, clean_moments(lengths, clean)[0]), *inside)
+    return score_predictions(Forecast.of(predictions, crps=False), lengths, present=clean)
 
 
 @dataclass(frozen=True)

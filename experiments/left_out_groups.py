@@ -26,6 +26,7 @@ from lengthwise.predictors.adapt import unknown_llms_unlogged
 from lengthwise.predictors.calibration import online_tracker
 from lengthwise.predictors.fast import FastPredictor
 from lengthwise.reports.tables import Table, share, signed
+from lengthwise.traffic.scores import PredictionScores
 from lengthwise.training.data import SMOLLM2
 from lengthwise.training.fast.train import (
     FastRecipe,
@@ -38,7 +39,7 @@ from lengthwise.training.fast.train import (
     training_pairs,
 )
 from lengthwise.training.fast.word_tables import Vocabulary
-from lengthwise.training.pairs import MIN_PROMPTS, GroupScore, PairTable, score_pairs
+from lengthwise.training.pairs import MIN_PROMPTS, PairTable, score_pairs
 from lengthwise.workloads.datasets import CASTILLO_GROUPS
 
 TARGET_TAU: Final = 0.08
@@ -74,8 +75,9 @@ class LeftOutGroup:
     """One group: trained on CASTILLO alone, and on CASTILLO and the other groups."""
 
     group: str
-    alone: GroupScore
-    others: GroupScore
+    prompts: int
+    alone: PredictionScores
+    others: PredictionScores
     online: float
     """Coverage of 90 % intervals with online calibration."""
 
@@ -86,7 +88,7 @@ class LeftOutGroupsResult:
 
     grid: LeftOutGroupsGrid
     rows: tuple[LeftOutGroup, ...]
-    official: Mapping[str, GroupScore]
+    official: Mapping[str, PredictionScores]
     widening: float
     """Fitted on all left-out groups, for a predictor that ships."""
 
@@ -106,7 +108,7 @@ def measure(run: Run, grid: LeftOutGroupsGrid) -> LeftOutGroupsResult:
     trainer = FastTrainer(Vocabulary.stored(grid.vectors, table.texts), recipe)
     diverse = [name for name in table.groups if name not in CASTILLO_GROUPS and table.in_groups([name]).any()]
     parts = [diverse[n :: grid.parts] for n in range(grid.parts)] if grid.parts else [[name] for name in diverse]
-    official: dict[str, GroupScore] = {}
+    official: dict[str, PredictionScores] = {}
     run.report("CASTILLO alone", 0.0)
     castillo = trainer.fit(table.take(table.in_groups(list(CASTILLO_GROUPS))), grid.seed)
     official["CASTILLO alone"] = _official(castillo, test)
@@ -128,7 +130,7 @@ def measure(run: Run, grid: LeftOutGroupsGrid) -> LeftOutGroupsResult:
         sigma = own.spread(widening)
         found = score_pairs(own.table, own.mu, sigma, castillo.calibration.nu)
         online = online_coverage(own.table, own.mu, sigma, castillo.calibration.nu, grid.seed)
-        rows.append(LeftOutGroup(name, alone[name], found, online))
+        rows.append(LeftOutGroup(name, len(own.table), alone[name], found, online))
     return LeftOutGroupsResult(grid, tuple(rows), official, fit_widening(list(left.values()), castillo.calibration.nu))
 
 
@@ -168,12 +170,12 @@ def _sampled(table: PairTable, grid: LeftOutGroupsGrid) -> PairTable:
     return table.take(~np.isin(np.arange(len(table)), left_out))
 
 
-def _scored(predictor: FastPredictor, table: PairTable, group: str) -> GroupScore:
+def _scored(predictor: FastPredictor, table: PairTable, group: str) -> PredictionScores:
     own = table.take(table.in_groups([group]))
     return score_pairs(own, *predicted(predictor, own))
 
 
-def _official(predictor: FastPredictor, test: PairTable) -> GroupScore:
+def _official(predictor: FastPredictor, test: PairTable) -> PredictionScores:
     return score_pairs(test, *predicted(predictor, test), only=[llm for llm in test.llms if llm != SMOLLM2])
 
 
@@ -185,7 +187,7 @@ def tables(found: LeftOutGroupsResult) -> list[Table]:
     rows = [
         [
             row.group,
-            str(row.others.prompts),
+            str(row.prompts),
             str(row.others.llms),
             f"{row.alone.tau:.3f}",
             f"{row.others.tau:.3f}",
@@ -193,8 +195,8 @@ def tables(found: LeftOutGroupsResult) -> list[Table]:
             share(row.alone.coverage_90),
             share(row.others.coverage_90),
             share(row.online),
-            f"x{np.exp(row.others.error):.2f}",
-            "–" if row.others.prompts < ENOUGH_PROMPTS else "yes" if low <= row.others.coverage_90 <= high else "no",
+            f"x{np.exp(row.others.log_error):.2f}",
+            "–" if row.prompts < ENOUGH_PROMPTS else "yes" if low <= row.others.coverage_90 <= high else "no",
         ]
         for row in found.rows
     ]
@@ -227,7 +229,7 @@ def _needs(_: LeftOutGroupsGrid) -> str | None:
 def answer(found: LeftOutGroupsResult) -> str:
     """What the other groups bring to one that is left out, and whether intervals hold there."""
     low, high = TARGET_COVERAGE
-    large = [row for row in found.rows if row.others.prompts >= ENOUGH_PROMPTS]
+    large = [row for row in found.rows if row.prompts >= ENOUGH_PROMPTS]
     covered = sum(low <= row.others.coverage_90 <= high for row in large)
     online = sum(low <= row.online <= high for row in large)
     tau = float(np.nanmean([row.others.tau for row in found.rows]))

@@ -28,10 +28,10 @@ from lengthwise.predictors import LengthPredictor, PredictionInput
 from lengthwise.predictors.baselines import Ceiling, column
 from lengthwise.predictors.calibration import OnlineCalibrated
 from lengthwise.predictors.contract import LogTPredictions, as_logt
-from lengthwise.predictors.evaluation import CENTRAL, prediction_inputs
+from lengthwise.predictors.evaluation import prediction_inputs
 from lengthwise.predictors.resolve import load_predictor
 from lengthwise.reports.tables import Table, share
-from lengthwise.traffic.scores import coverage, tau_within
+from lengthwise.traffic.scores import CENTRAL, coverage, tau_within
 from lengthwise.workloads import LengthSamples
 
 Rows = NDArray[np.intp]

@@ -64,7 +64,7 @@ def main() -> None:
     _print(f"{len(train)} prompts, {len(train.prompt)} pairs, {len(train.llms)} LLMs, {vocabulary.reader.size} words")
     predictor, found = calibrated(trainer, train, options.widening, SEED)
     scored = [llm for llm in test.llms if llm != SMOLLM2]
-    found["test"] = asdict(score_pairs(test, *predicted(predictor, test), only=scored))
+    found["test"] = score_pairs(test, *predicted(predictor, test), only=scored).defined()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_model_file(options.out, _card(train, predictor.llms, teacher, found, recipe), predictor.parts())
     _print(json.dumps(found, indent=2))

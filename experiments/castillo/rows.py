@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.llm_names import resolve_llm
-from lengthwise.predictors.baselines import clean_moments
 from lengthwise.predictors.castillo_api import P99
+from lengthwise.traffic.scores import moments
 from lengthwise.workloads import LengthSamples
 
 Floats = NDArray[np.float64]
@@ -53,7 +53,7 @@ class Truth:
         if rule == "paper":
             kept &= (lengths <= LONGEST).all(axis=1)
         lengths, counted = lengths[kept], counted[kept]
-        mean, std = clean_moments(lengths, counted)
+        mean, std = moments(lengths, counted)
         masked = np.where(counted, lengths, np.nan)
         p99 = np.nanquantile(masked, P99, axis=1) if len(masked) else np.empty(0)
         rows = LengthSamples(samples.table.filter(pa.array(kept)).combine_chunks(), samples.origin)

@@ -16,16 +16,20 @@ from experiments.left_out import (
     LeftOutGrid,
     LeftOutResult,
     Prompts,
-    Scores,
     _split,
     leave_out,
 )
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
+from lengthwise.traffic.scores import PredictionScores
 from lengthwise.workloads import LengthSamples
 from tests.experiments.samples import check_output
 
 LLMS = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "google/gemma-3-4b-it")
+
+
+def scored(tau: float, coverage_50: float, coverage_90: float) -> PredictionScores:
+    return PredictionScores(tau=tau, coverage_50=coverage_50, coverage_90=coverage_90)
 
 
 def samples(prompts: int = 1500) -> LengthSamples:
@@ -65,7 +69,7 @@ def test_pool_training_and_test_prompts_are_disjoint() -> None:
 
 def test_an_adapted_llm_is_predicted_about_as_well_as_possible() -> None:
     prompts = Prompts.of(samples(6000), "llama-3.1-8B")
-    best = Scores(0.7, 0.5, 0.9)
+    best = scored(0.7, 0.5, 0.9)
     found = leave_out(known_predictions(prompts), prompts, best, lengths=60, draws=3)
     assert found.adapted.tau == pytest.approx(found.unknown.tau, abs=0.01)
     assert found.unknown.coverage_90 < 0.5
@@ -75,15 +79,15 @@ def test_an_adapted_llm_is_predicted_about_as_well_as_possible() -> None:
 
 def test_draws_are_reproducible() -> None:
     prompts = Prompts.of(samples(), "llama-3.1-8B")
-    known = Scores(0.7, 0.5, 0.9)
+    known = scored(0.7, 0.5, 0.9)
     first, second = (leave_out(known_predictions(prompts), prompts, known, lengths=20, draws=1) for _ in range(2))
     assert first == second
 
 
 def test_the_target_is_met_by_both_tau_and_coverage() -> None:
-    row = LeftOut("m", 180, 100, Scores(0.6, 0.5, 0.9), Scores(0.5, 0.5, 0.9), (Scores(0.58, 0.5, 0.9),))
+    row = LeftOut("m", 180, 100, scored(0.6, 0.5, 0.9), scored(0.5, 0.5, 0.9), (scored(0.58, 0.5, 0.9),))
     assert row.met
-    for draw in (Scores(0.56, 0.5, 0.9), Scores(0.58, 0.5, 0.84), Scores(0.58, 0.5, 0.96)):
+    for draw in (scored(0.56, 0.5, 0.9), scored(0.58, 0.5, 0.84), scored(0.58, 0.5, 0.96)):
         assert not replace(row, draws=(draw,)).met
 
 
@@ -92,7 +96,7 @@ def test_a_predictor_that_knows_the_llm_and_a_pool_too_small_are_refused() -> No
     with pytest.raises(InputError, match="this predictor knows"):
         KnownPredictions.by(load_predictor("fast"), prompts)
     with pytest.raises(InputError, match="to draw 5000 from"):
-        leave_out(known_predictions(prompts), prompts, Scores(0.7, 0.5, 0.9), lengths=5000)
+        leave_out(known_predictions(prompts), prompts, scored(0.7, 0.5, 0.9), lengths=5000)
 
 
 def test_a_real_predictor_predicts_an_llm_it_was_not_trained_on() -> None:
@@ -101,7 +105,7 @@ def test_a_real_predictor_predicts_an_llm_it_was_not_trained_on() -> None:
     found = KnownPredictions.by(fast, prompts)
     assert found.llms == fast.llms
     assert found.mu.shape == found.sigma.shape == (len(prompts.texts), len(fast.llms) + 1)
-    row = leave_out(found, prompts, Scores(0.7, 0.5, 0.9), lengths=20, draws=1)
+    row = leave_out(found, prompts, scored(0.7, 0.5, 0.9), lengths=20, draws=1)
     assert row.llm == "me/Mine-8B"
     assert np.isfinite(row.adapted.tau)
 
@@ -109,7 +113,7 @@ def test_a_real_predictor_predicts_an_llm_it_was_not_trained_on() -> None:
 def test_the_table_has_a_row_per_llm_and_without_data_the_study_names_its_input(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    row = LeftOut("m", 180, 100, Scores(0.6, 0.5, 0.9), Scores(0.5, 0.5, 0.9), (Scores(0.58, 0.5, 0.9),))
+    row = LeftOut("m", 180, 100, scored(0.6, 0.5, 0.9), scored(0.5, 0.5, 0.9), (scored(0.58, 0.5, 0.9),))
     check_output(STUDY.output(LeftOutResult(LeftOutGrid(), (row,))))
     monkeypatch.setenv("LENGTHWISE_DATA", str(tmp_path))
     assert "LENGTHWISE_DATA with castillo/" in (STUDY.needs(LeftOutGrid()) or "")

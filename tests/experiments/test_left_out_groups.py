@@ -53,7 +53,7 @@ def result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LeftOutGroupsResu
 
 def test_every_group_is_left_out_once_and_scored_beside_castillo_alone(result: LeftOutGroupsResult) -> None:
     assert {row.group for row in result.rows} == set(GROUPS)
-    assert all(row.others.llms == 2 and row.others.prompts <= 120 for row in result.rows)
+    assert all(row.others.llms == 2 and row.prompts <= 120 for row in result.rows)
     assert set(result.official) == {"CASTILLO alone", "without chat", "without writing"}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import BaseDistribution, Histogram, LogT, Point
+from lengthwise.lengths import BaseDistribution, Histogram, LogT, LogTColumns, Point
 from lengthwise.traffic import scores
 from tests.lengths.strategies import predictions
 
@@ -114,3 +114,51 @@ def test_absent_samples_are_ignored() -> None:
     assert scores.coverage(low, high, samples, present) == 1.0
     assert scores.crps(np.full((1, 100), 15.0), samples, present)[0] == 0.0
     assert math.isnan(scores.crps(np.full((1, 100), 15.0), samples, ~present & present)[0])
+
+
+def test_a_censored_length_counts_in_the_coverage_where_it_reaches_the_cap() -> None:
+    lengths, censored = np.array([90.0, 90.0]), np.array([True, True])
+    capped, uncapped = (scores.Forecast.of(LogTColumns.of([5.0, 5.0], 0.5, cap), crps=False) for cap in (90.0, np.inf))
+    assert scores.score_predictions(capped, lengths, censored=censored).coverage_50 == 1.0, "its median is at the cap"
+    assert math.isnan(scores.score_predictions(uncapped, lengths, censored=censored).coverage_50)
+    assert scores.score_predictions(uncapped, lengths).coverage_90 == 1.0
+
+
+def test_weights_count_a_row_as_so_many() -> None:
+    forecast = scores.Forecast.of_intervals(
+        np.array([10.0, 20.0]), {0.9: (np.array([5.0, 5.0]), np.array([15.0, 15.0]))}
+    )
+    found = scores.score_predictions(forecast, [12.0, 16.0], weights=np.array([3.0, 1.0]))
+    assert (found.mae, found.coverage_90) == ((3 * 2 + 4) / 4, 0.75)
+    assert math.isnan(found.coverage_50), "there is no such interval"
+    assert found.mae_mean == 3.0, "without a predicted mean the median stands in"
+
+
+def test_several_lengths_of_a_row_are_scored_one_by_one_and_by_their_mean() -> None:
+    forecast = scores.Forecast.of(LogTColumns.of(np.log([10.0, 20.0]), 0.1, 1000.0))
+    lengths, present = np.array([[8.0, 12.0], [30.0, 99.0]]), np.array([[True, True], [True, False]])
+    found = scores.score_predictions(forecast, lengths, present=present)
+    assert (found.rows, found.samples, found.llms) == (2, 3, 1)
+    assert found.mae == pytest.approx((2 + 2 + 10) / 3)
+    assert found.mae_median == pytest.approx(5.0)
+    assert found.tau == pytest.approx(1.0)
+    assert found.log_error == pytest.approx(math.log(1.5) / 2)
+
+
+def test_histograms_are_scored_like_log_t_predictions_and_have_no_log_score() -> None:
+    bins = [Histogram([0, 100, 400], [0.3, 0.7]), Histogram([0, 100, 400], [0.9, 0.1])]
+    found = scores.score_predictions(scores.Forecast.of(bins), [250.0, 50.0])
+    assert (found.coverage_50, found.tau) == (1.0, 1.0)
+    assert found.crps > 0
+    assert math.isnan(found.log_score)
+    assert "log_score" not in found.defined()
+
+
+def test_scores_of_several_parts_are_averaged_where_they_are_defined() -> None:
+    one, other = (scores.PredictionScores(rows=2, tau=tau, mae=mae) for tau, mae in ((0.5, 1.0), (math.nan, 3.0)))
+    assert scores.average([one, other]).defined() == {"rows": 4, "samples": 0, "llms": 0, "tau": 0.5, "mae": 2.0}
+
+
+def test_no_rows_have_no_scores() -> None:
+    found = scores.score_predictions(scores.Forecast.of([]), [])
+    assert found.defined() == {"rows": 0, "samples": 0, "llms": 0}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.lengths import fit_logt
 from lengthwise.predictors.contract import LogTPredictions
+from lengthwise.traffic.scores import moments
 
 if TYPE_CHECKING:
     from lengthwise.workloads import LengthSamples
@@ -54,7 +55,7 @@ class ConstantPredictor:
     def fit(cls, samples: LengthSamples, *, by_corpus: bool = False) -> ConstantPredictor:
         """Fit to the clean samples of these rows."""
         lengths, clean = samples.lengths_matrix(), samples.clean_mask()
-        mean, std = clean_moments(lengths, clean)
+        mean, std = moments(lengths, clean)
         rows: dict[tuple[str, ...], list[int]] = {}
         keys = _keys(samples)
         for row in np.flatnonzero(clean.any(axis=1)).tolist():
@@ -98,18 +99,9 @@ class Ceiling:
         """Split each row's clean samples."""
         odd = clean & (np.cumsum(clean, axis=1) % 2 == 1)
         even = clean & ~odd
-        mean, std = clean_moments(lengths, odd)
-        true_mean, true_std = clean_moments(lengths, even)
+        mean, std = moments(lengths, odd)
+        true_mean, true_std = moments(lengths, even)
         return cls(mean, std, true_mean, true_std, _from_the_others(lengths, clean), _half_difference(lengths, clean))
-
-
-def clean_moments(lengths: NDArray[np.int64], clean: Mask) -> tuple[Floats, Floats]:
-    """Mean and (population) std of each row's clean samples; NaN where none is, and a std of one sample."""
-    count = clean.sum(axis=1)
-    mean = _divide(np.where(clean, lengths, 0).sum(axis=1), count)
-    deviation = np.where(clean, lengths - np.where(count > 0, mean, 0.0)[:, None], 0.0)
-    std = np.sqrt(_divide((deviation**2).sum(axis=1), count))
-    return mean, np.where(count > 1, std, np.nan)
 
 
 def column(samples: LengthSamples, name: str) -> NDArray[np.object_]:

@@ -6,8 +6,7 @@ sampling mean where the predictor has one, else the prediction's median; tau is 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.baselines import CAP, Ceiling, ConstantPredictor, clean_moments, column
+from lengthwise.predictors.baselines import CAP, Ceiling, ConstantPredictor, column
 from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions
 from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.predictors.resolve import CONSTANTS, parse_predictor_spec, resolve_predictor
 from lengthwise.prefixes import hash_text
 from lengthwise.traffic import scores
-from lengthwise.traffic.scores import CRPS_LEVELS
+from lengthwise.traffic.scores import Forecast, PredictionScores
 
 if TYPE_CHECKING:
     from lengthwise.workloads import LengthSamples
@@ -37,39 +36,14 @@ PER_BOTH: Final = "constant per LLM and corpus"
 CEILING: Final = "noise ceiling"
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationScores:
-    """All scores over a set of rows; NaN where a score is not defined (tau of a constant)."""
-
-    rows: int
-    samples: int
-    mae_mean: float
-    mse_mean: float
-    mae_median: float = math.nan
-    """Of the prediction's median against the mean of the samples, as `mae_mean` is where there is no predicted mean."""
-    mae_std: float
-    mse_std: float
-    mae_sample: float
-    """Of the prediction's median against each single sample."""
-    tau: float
-    r2_log: float
-    crps: float
-    coverage_50: float = math.nan
-    coverage_90: float = math.nan
-    width_50: float = math.nan
-    width_90: float = math.nan
-    raw_mae_mean: float = math.nan
-    """Against the mean of all samples, degenerate ones included: they dominate it."""
-
-
 @dataclass(frozen=True)
 class Breakdown:
     """Scores over all rows, by LLM, by corpus and by the median that the predictor under test returns."""
 
-    overall: EvaluationScores
-    by_llm: Mapping[str, EvaluationScores]
-    by_corpus: Mapping[str, EvaluationScores]
-    by_predicted: Mapping[str, EvaluationScores]
+    overall: PredictionScores
+    by_llm: Mapping[str, PredictionScores]
+    by_corpus: Mapping[str, PredictionScores]
+    by_predicted: Mapping[str, PredictionScores]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,12 +79,11 @@ class _Truth:
     lengths: NDArray[np.int64]
     clean: NDArray[np.bool_]
     mean: Floats
-    std: Floats
 
     @classmethod
     def of(cls, samples: LengthSamples) -> _Truth:
         lengths, clean = samples.lengths_matrix(), samples.clean_mask()
-        return cls(column(samples, "llm"), column(samples, "corpus"), lengths, clean, *clean_moments(lengths, clean))
+        return cls(column(samples, "llm"), column(samples, "corpus"), lengths, clean, scores.moments(lengths, clean)[0])
 
     def groups(self, by: NDArray[np.object_]) -> Iterator[tuple[str, Rows]]:
         for name in sorted(set(by.tolist())):
@@ -152,9 +125,7 @@ def evaluate(
         degenerate=float(1.0 - truth.clean.mean()),
         constants_from="the evaluated rows themselves" if reference is None else f"{len(fitted):,} other rows",
         subjects=subjects,
-        calibration={
-            central: _covered(truth, forecasts[name], central, np.arange(len(samples))) for central in CENTRAL
-        },
+        calibration=scores.calibration(forecasts[name], truth.lengths, truth.clean),
         predicted=forecasts[name].point,
         true=truth.mean,
     )
@@ -168,7 +139,7 @@ def _predicted_groups(median: Floats) -> dict[str, Rows]:
     return {f"{median[rows].min():,.0f} to {median[rows].max():,.0f} tokens": rows for rows in parts}
 
 
-def _breakdown(truth: _Truth, predicted: Mapping[str, Rows], score: Callable[[Rows], EvaluationScores]) -> Breakdown:
+def _breakdown(truth: _Truth, predicted: Mapping[str, Rows], score: Callable[[Rows], PredictionScores]) -> Breakdown:
     return Breakdown(
         overall=score(np.arange(len(truth.llm))),
         by_llm={name: score(rows) for name, rows in truth.groups(truth.llm)},
@@ -177,93 +148,27 @@ def _breakdown(truth: _Truth, predicted: Mapping[str, Rows], score: Callable[[Ro
     )
 
 
-def _score(truth: _Truth, found: Forecast, rows: Rows) -> EvaluationScores:
-    mean, clean, lengths = truth.mean[rows], truth.clean[rows], truth.lengths[rows].astype(np.float64)
-    median, point = found.median[rows], found.point[rows]
-    sampled = np.where(clean, lengths, np.nan)
-    return EvaluationScores(
-        rows=int(np.isfinite(mean).sum()),
-        samples=int(clean.sum()),
-        mae_mean=scores.mae(point, mean),
-        mse_mean=scores.mse(point, mean),
-        mae_median=scores.mae(median, mean),
-        mae_std=scores.mae(found.std[rows], truth.std[rows]),
-        mse_std=scores.mse(found.std[rows], truth.std[rows]),
-        mae_sample=scores.mae(np.broadcast_to(median[:, None], sampled.shape), sampled),
-        tau=scores.tau_within(truth.llm[rows], median, mean),
-        r2_log=scores.r2_log(point, mean),
-        crps=scores.mean(scores.crps(found.quantiles[rows], lengths, clean)),
-        coverage_50=_covered(truth, found, 0.5, rows),
-        coverage_90=_covered(truth, found, 0.9, rows),
-        width_50=scores.sharpness(*_interval(found, 0.5, rows)),
-        width_90=scores.sharpness(*_interval(found, 0.9, rows)),
-        raw_mae_mean=scores.mae(point, lengths.mean(axis=1)),
-    )
+def _score(truth: _Truth, found: Forecast, rows: Rows) -> PredictionScores:
+    part, lengths = found.take(rows), truth.lengths[rows]
+    scored = scores.score_predictions(part, lengths, present=truth.clean[rows], llms=truth.llm[rows])
+    return replace(scored, raw_mae_mean=scores.mae(part.point, lengths.mean(axis=1)))
 
 
-def _score_ceiling(truth: _Truth, ceiling: Ceiling, rows: Rows) -> EvaluationScores:
+def _score_ceiling(truth: _Truth, ceiling: Ceiling, rows: Rows) -> PredictionScores:
     """Half of a prompt's samples against the other half; a single sample against all the others."""
     mean, true = ceiling.mean[rows], ceiling.true_mean[rows]
-    return EvaluationScores(
+    return PredictionScores(
         rows=int((np.isfinite(mean) & np.isfinite(true)).sum()),
         samples=int(truth.clean[rows].sum()),
         mae_mean=scores.mae(mean, true),
         mse_mean=scores.mse(mean, true),
         mae_std=scores.mae(ceiling.std[rows], ceiling.true_std[rows]),
         mse_std=scores.mse(ceiling.std[rows], ceiling.true_std[rows]),
-        mae_sample=scores.mean(ceiling.from_the_others[rows]),
+        mae=scores.mean(ceiling.from_the_others[rows]),
         tau=scores.tau_within(truth.llm[rows], mean, true),
         r2_log=scores.r2_log(mean, true),
         crps=scores.mean(ceiling.crps[rows]),
     )
-
-
-def _interval(found: Forecast, central: float, rows: Rows) -> tuple[Floats, Floats]:
-    place = CENTRAL.index(central)
-    return found.low[rows, place], found.high[rows, place]
-
-
-def _covered(truth: _Truth, found: Forecast, central: float, rows: Rows) -> float:
-    low, high = _interval(found, central, rows)
-    return scores.coverage(low, high, truth.lengths[rows].astype(np.float64), truth.clean[rows])
-
-
-CENTRAL: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-"""Nominal shares of the central intervals a calibration curve shows."""
-
-
-@dataclass(frozen=True, eq=False)
-class Forecast:
-    """Predictions as the arrays that scores are computed from, one row each."""
-
-    median: Floats
-    point: Floats
-    std: Floats
-    quantiles: Floats
-    low: Floats
-    high: Floats
-
-    @classmethod
-    def of(cls, predictions: Predictions) -> Forecast:
-        """Compute all quantiles that the scores need."""
-        levels = [0.5, *CRPS_LEVELS, *((1 - c) / 2 for c in CENTRAL), *((1 + c) / 2 for c in CENTRAL)]
-        table = np.stack([predictions.quantile(level) for level in levels], axis=1)
-        first, low = 1 + len(CRPS_LEVELS), 1 + len(CRPS_LEVELS) + len(CENTRAL)
-        has_mean = np.isfinite(predictions.sample_mean)
-        return cls(
-            median=table[:, 0],
-            point=np.where(has_mean, predictions.sample_mean, table[:, 0]),
-            std=predictions.sample_std,
-            quantiles=table[:, 1:first],
-            low=table[:, first:low],
-            high=table[:, low:],
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[Forecast], order: Rows) -> Forecast:
-        """Join batches and restore the row order that `order` permuted."""
-        back = np.argsort(order)
-        return cls(*(np.concatenate([getattr(part, f.name) for part in parts])[back] for f in fields(cls)))
 
 
 def forecast(
@@ -281,15 +186,19 @@ def forecast(
     if isinstance(predictor, MemoryPredictor):
         return _forecast_online(predictor, samples, max_tokens, progress)
     if isinstance(predictor, ConstantPredictor):
-        return Forecast.of(predictor.predict_rows(samples, max_tokens))
+        return _forecast_of(predictor.predict_rows(samples, max_tokens))
     inputs = prediction_inputs(samples, max_tokens)
     order = np.argsort([len(each.text) for each in inputs], kind="stable")
     parts = []
     for start in range(0, len(order), batch):
-        parts.append(Forecast.of(predictor.predict([inputs[i] for i in order[start : start + batch]])))
+        parts.append(_forecast_of(predictor.predict([inputs[i] for i in order[start : start + batch]])))
         if progress is not None:
             progress(min(1.0, (start + batch) / len(order)))
-    return Forecast.joined(parts, order)
+    return Forecast.joined(parts).take(np.argsort(order))
+
+
+def _forecast_of(predictions: Predictions) -> Forecast:
+    return Forecast.of(predictions, mean=predictions.sample_mean, std=predictions.sample_std)
 
 
 def _forecast_online(
@@ -311,7 +220,7 @@ def _forecast_online(
             predictor.observe(inputs[row], tokens, censored=tokens >= max_tokens)
         if progress is not None and number % 256 == 0:
             progress(number / len(order))
-    return Forecast.of(LogTPredictions.of(mu, sigma, max_tokens, sample_mean=mean, sample_std=std))
+    return _forecast_of(LogTPredictions.of(mu, sigma, max_tokens, sample_mean=mean, sample_std=std))
 
 
 def prediction_inputs(samples: LengthSamples, max_tokens: int | None = CAP) -> list[PredictionInput]:

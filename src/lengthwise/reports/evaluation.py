@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lengthwise.predictors.evaluation import CEILING, PER_LLM, Breakdown, Evaluation, EvaluationScores
+from lengthwise.predictors.evaluation import CEILING, PER_LLM, Breakdown, Evaluation
 from lengthwise.predictors.traffic_evaluation import TrafficEvaluation
 from lengthwise.reports.figures import short_name
 from lengthwise.reports.page import (
@@ -24,11 +24,12 @@ from lengthwise.reports.page import (
 )
 from lengthwise.reports.tables import Table, number, share
 from lengthwise.reports.verdict import on_evaluation
+from lengthwise.traffic.scores import PredictionScores
 
 Scatter = Evaluation | TrafficEvaluation
 """Predicted and true lengths, and the calibration of the predictions."""
 
-_COLUMNS: Final[tuple[tuple[str, Callable[[EvaluationScores], str]], ...]] = (
+_COLUMNS: Final[tuple[tuple[str, Callable[[PredictionScores], str]], ...]] = (
     ("rows", lambda s: f"{s.rows:,}"),
     ("tau", lambda s: number(s.tau, 3)),
     ("MAE mean", lambda s: number(s.mae_mean, 1)),
@@ -36,7 +37,7 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[EvaluationScores], str]], ...]] = (
     ("MAE median", lambda s: number(s.mae_median, 1)),
     ("MAE std", lambda s: number(s.mae_std, 1)),
     ("MSE std", lambda s: number(s.mse_std, 0)),
-    ("MAE sample", lambda s: number(s.mae_sample, 1)),
+    ("MAE sample", lambda s: number(s.mae, 1)),
     ("R² log", lambda s: number(s.r2_log, 3)),
     ("CRPS", lambda s: number(s.crps, 1)),
     ("in 50 %", lambda s: share(s.coverage_50)),
@@ -91,7 +92,7 @@ def _groups(
     title: str,
     predictor: str,
     subjects: Mapping[str, Breakdown],
-    of: Callable[[Breakdown], Mapping[str, EvaluationScores]],
+    of: Callable[[Breakdown], Mapping[str, PredictionScores]],
 ) -> Table:
     others = [name for name in subjects if name != predictor]
     columns = [(name, figure) for name, figure in _COLUMNS if name in _IN_GROUPS]
@@ -186,7 +187,7 @@ def calibration(found: Scatter) -> Figure:
     return Figure("Calibration of the intervals", text, data, axes(panels, columns=1, titles=["calibration"]))
 
 
-_PANELS: Final[tuple[tuple[str, Callable[[EvaluationScores], float]], ...]] = (
+_PANELS: Final[tuple[tuple[str, Callable[[PredictionScores], float]], ...]] = (
     ("Kendall's tau", lambda scores: scores.tau),
     ("MAE of the mean (tokens)", lambda scores: scores.mae_mean),
     ("samples in the 90 % interval", lambda scores: scores.coverage_90),

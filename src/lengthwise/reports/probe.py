@@ -16,7 +16,7 @@ from lengthwise.training.probe.errors_by_age import (
     JOINT_SMOOTH,
     PROMPT_BY_AGE,
     PROMPT_ONLY,
-    Score,
+    Way,
     bucket_name,
 )
 
@@ -74,17 +74,17 @@ def probe_document(trained: Trained, out: Path, origin: Origin | None = None) ->
     )
 
 
-def _comparison(title: str, scores: list[Score]) -> Table:
+def _comparison(title: str, ways: list[Way]) -> Table:
     rows = [
         [
-            score.name,
-            *(number(error, 1) for error in score.errors),
-            f"{score.error:.1f}",
-            "{:.2f} [{:.2f}, {:.2f}]".format(*score.over_joint),
-            number(score.tau, 3),
-            share(score.covered),
+            way.name,
+            *(number(each.mae, 1) for each in way.by_age),
+            f"{way.overall.mae:.1f}",
+            "{:.2f} [{:.2f}, {:.2f}]".format(*way.over_joint),
+            number(way.overall.tau, 3),
+            share(way.overall.coverage_90),
         ]
-        for score in scores
+        for way in ways
     ]
     notes = [
         "Of the median, tokens; every state of an answer counts alike; a capped answer ends at the cap.",
@@ -123,17 +123,17 @@ def _heatmaps(trained: Trained) -> Figure:
 
 def _by_tokens(trained: Trained) -> Figure:
     names = [bucket_name(*bucket) for bucket in BUCKETS]
-    shown = [score for score in trained.scores if score.name != CONSTANT]
+    shown = [way for way in trained.scores if way.name != CONSTANT]
     data: list[dict[str, Any]] = [
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "name": score.name,
+            "name": way.name,
             "x": names,
-            "y": list(score.errors),
+            "y": [each.mae for each in way.by_age],
             "line": {"color": COLOURS[number % len(COLOURS)]},
         }
-        for number, score in enumerate(shown)
+        for number, way in enumerate(shown)
     ]
     layout = {"xaxis": axis("tokens generated", type="category"), "yaxis": axis("MAE, tokens", rangemode="tozero")}
     return Figure("Error by tokens generated", "Lower is better.", data, layout)

@@ -15,11 +15,10 @@ from lengthwise.reports.tables import multiple, number, seconds, share
 if TYPE_CHECKING:  # most need an extra
     from lengthwise.client.load import LoadReport
     from lengthwise.intervals import Ratio
-    from lengthwise.predictors.evaluation import EvaluationScores
-    from lengthwise.predictors.traffic_evaluation import TrafficScores
     from lengthwise.reports.runs import ReportedRun
     from lengthwise.simulator.metrics import LatencyLimits
     from lengthwise.simulator.planning import CapacitySearch, SeededPlan
+    from lengthwise.traffic.scores import PredictionScores
 
 MIN_GAIN: Final = 0.03
 """Share of the baseline's mean E2E. A smaller gain is not worth a change."""
@@ -253,7 +252,7 @@ def on_load(loads: Sequence[LoadReport], limits: LatencyLimits) -> Verdict:
 
 
 def on_evaluation(
-    predictor: str, *, ours: EvaluationScores, constant: EvaluationScores, ceiling: EvaluationScores
+    predictor: str, *, ours: PredictionScores, constant: PredictionScores, ceiling: PredictionScores
 ) -> Verdict:
     """Return how good a predictor is, beside a constant per LLM and the noise ceiling."""
     error = 1 - ours.mae_mean / constant.mae_mean
@@ -269,7 +268,7 @@ def on_evaluation(
     )
 
 
-def on_traffic(scored: int, ours: TrafficScores, history: TrafficScores) -> Verdict:
+def on_traffic(scored: int, ours: PredictionScores, history: PredictionScores) -> Verdict:
     """Return how good predictions were in production, beside the history of each model."""
     factor, other = (math.exp(each.log_error) for each in (ours, history))
     return Verdict(

@@ -174,7 +174,7 @@ def score_predictions(
     A censored length is a lower bound. Coverage counts it where it reaches the cap of its prediction, which ends the
     interval too, and leaves it out otherwise. Without `llms` all rows are of one. Weighted are errors and coverage.
     """
-    known = np.asarray(lengths, np.float64).reshape(len(forecast.median), -1)
+    known = _matrix(lengths)
     present = np.ones(known.shape, bool) if present is None else present
     censored = np.zeros(known.shape, bool) if censored is None else censored.reshape(known.shape)
     mean_length, std = moments(known, present)
@@ -216,7 +216,7 @@ def average(parts: Sequence[PredictionScores]) -> PredictionScores:
 
 def calibration(forecast: Forecast, lengths: ArrayLike, present: Mask | None = None) -> dict[float, float]:
     """Return the share of lengths inside each of the CENTRAL intervals, by its nominal share."""
-    known = np.asarray(lengths, np.float64).reshape(len(forecast.median), -1)
+    known = _matrix(lengths)
     present = np.ones(known.shape, bool) if present is None else present
     return {share: coverage(*forecast.interval(share), known, present) for share in CENTRAL}
 
@@ -302,6 +302,11 @@ def coverage(low: Floats, high: Floats, samples: Floats, present: Mask, weights:
 def sharpness(low: Floats, high: Floats) -> float:
     """Mean width of the intervals on the log scale: log(high / low), so 0.69 is a factor of two."""
     return mean(np.log(np.maximum(high, 1.0)) - np.log(np.maximum(low, 1.0)))
+
+
+def _matrix(lengths: ArrayLike) -> Floats:
+    known = np.asarray(lengths, np.float64)
+    return known[:, None] if known.ndim == 1 else known
 
 
 def _error(predicted: ArrayLike, true: ArrayLike) -> Floats:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.traffic.scores import kendall_tau
+from lengthwise.lengths import LogTColumns
+from lengthwise.traffic.scores import Forecast, PredictionScores, average, score_predictions
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.datasets import CASTILLO_GROUPS, prompt_key
 from lengthwise.workloads.length_samples import NEVER_ENDED
@@ -154,47 +155,18 @@ class PairTable:
         return np.asarray(weights / weights.mean())
 
 
-@dataclass(frozen=True)
-class GroupScore:
-    """How well predictions order and cover the lengths of a group."""
-
-    prompts: int
-    llms: int
-    """LLMs with at least MIN_PROMPTS prompts."""
-    tau: float
-    coverage_50: float
-    coverage_90: float
-    error: float
-    """Median of |log(length / predicted median)|."""
-
-
 def score_pairs(
     table: PairTable, mu: NDArray[np.float64], sigma: NDArray[np.float64], nu: float, only: Sequence[str] | None = None
-) -> GroupScore:
-    """Score predictions of all pairs: tau within an LLM, averaged over LLMs; coverage of single samples, likewise.
+) -> PredictionScores:
+    """Score predictions of all pairs within each LLM of at least MIN_PROMPTS prompts, averaged over these LLMs.
 
-    A capped sample above the interval's lower end counts by where it was cut.
+    Capped samples count in a pair's mean length, and not in the coverage.
     """
-    from scipy import stats
-
-    y, here = table.log_mean(), table.lengths > 0
-    z = np.abs(np.log(np.maximum(table.lengths, 1)) - mu[:, None]) / sigma[:, None]
-    ended = here & ~table.censored
-    taus, halves, nineties, errors = [], [], [], []
+    forecast = Forecast.of(LogTColumns.of(mu, sigma, np.inf, nu), crps=False)
+    parts = []
     for number, llm in enumerate(table.llms):
         rows = np.flatnonzero(table.llm == number)
-        if len(rows) < MIN_PROMPTS or (only is not None and llm not in only):
-            continue
-        taus.append(kendall_tau(mu[rows], y[rows]))
-        if not ended[rows].any():
-            continue
-        inside = [z[rows] <= stats.t.ppf(0.5 + share / 2.0, nu) for share in (0.5, 0.9)]
-        halves.append(inside[0][ended[rows]].mean())
-        nineties.append(inside[1][ended[rows]].mean())
-        errors.append(np.median(np.abs(y[rows] - mu[rows])))
-    return GroupScore(len(table), len(taus), *(_mean(column) for column in (taus, halves, nineties, errors)))
-
-
-def _mean(values: list[Any]) -> float:
-    known = [value for value in values if np.isfinite(value)]
-    return float(np.mean(known)) if known else float("nan")
+        if len(rows) >= MIN_PROMPTS and (only is None or llm in only):
+            lengths, censored = table.lengths[rows], table.censored[rows]
+            parts.append(score_predictions(forecast.take(rows), lengths, present=lengths > 0, censored=censored))
+    return average(parts)

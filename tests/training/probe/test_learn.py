@@ -23,8 +23,8 @@ def test_the_informative_layer_is_chosen_and_beats_the_prompt() -> None:
     states = made_states()
     trained = train_probe(states, log_bins(states.cap), "tiny", recipe=RECIPE, name="made", report=lambda *_: None)
     assert trained.probe.layer == 2
-    scores = {score.name: score for score in trained.scores}
-    assert scores[JOINT_SMOOTH].error < 0.6 * scores[PROMPT_BY_AGE].error
+    scores = {way.name: way.overall for way in trained.scores}
+    assert scores[JOINT_SMOOTH].mae < 0.6 * scores[PROMPT_BY_AGE].mae
     assert scores[JOINT_SMOOTH].tau > 0.7
     assert trained.probe.card["data"]["corpora"] == ["Mbpp"]
     assert trained.capped == pytest.approx(float((states.capped[states.generated == 0]).mean()))

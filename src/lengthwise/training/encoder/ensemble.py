@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from lengthwise.lengths import LogTColumns
 from lengthwise.predictors.encoder import log_sigma, places_and_spreads
-from lengthwise.traffic.scores import kendall_tau
+from lengthwise.traffic.scores import Forecast, average, score_predictions
 from lengthwise.training.encoder.losses import NU
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 
@@ -40,30 +41,24 @@ def score(
     Returns means over LLMs, rounded: tau, mae, and the coverage of the central intervals. LLMs whose names contain one
     of `leave_out` and those with fewer than three prompts are not scored.
     """
-    taus, errors, covered = [], [], []
+    parts = []
     for number, llm in enumerate(pack.llms):
-        if any(part in llm for part in leave_out):
-            continue
-        lengths = pack.lengths[prompts, number].astype(np.float64)
+        lengths = pack.lengths[prompts, number]
         here = np.flatnonzero((lengths > 0).any(1))
-        if len(here) < 3:
+        if len(here) < 3 or any(part in llm for part in leave_out):
             continue
-        lengths, at = lengths[here], prompts[here]
-        mean = lengths.sum(1) / (lengths > 0).sum(1)
-        taus.append(kendall_tau(mu[at, number], mean))
-        errors.append(float(np.abs(np.exp(mu[at, number]) - mean).mean()))
-        if sigma is not None:
-            t = np.abs((np.log(np.maximum(lengths, 1.0)) - mu[at, number, None]) / sigma[at, number, None])
-            covered.append([(t <= stats.t.ppf(0.5 + level / 2, nu))[lengths > 0].mean() for level in _LEVELS])
-    found = {"tau": round(_mean(taus), 4), "mae": round(_mean(errors), 1)}
-    if covered:
-        shares = np.mean(covered, axis=0)
-        found |= {f"cover{level:g}": round(float(share), 3) for level, share in zip(_LEVELS, shares, strict=True)}
+        medians = mu[prompts[here], number].astype(np.float64)
+        if sigma is None:
+            forecast = Forecast.of_intervals(np.exp(medians), {})
+        else:
+            spreads, caps = sigma[prompts[here], number].astype(np.float64), np.full(len(here), np.inf)
+            forecast = Forecast.of(LogTColumns(medians, spreads, caps, nu), crps=False)
+        parts.append(score_predictions(forecast, lengths[here], present=lengths[here] > 0))
+    mean = average(parts)
+    found = {"tau": round(mean.tau, 4), "mae": round(mean.mae_median, 1)}
+    if sigma is not None and parts:
+        found |= {"cover0.5": round(mean.coverage_50, 3), "cover0.9": round(mean.coverage_90, 3)}
     return found
-
-
-def _mean(values: list[float]) -> float:
-    return float(np.nanmean(values)) if values else float("nan")
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -334,7 +334,7 @@ def calibrated(
     unknown = fit_calibration(fitted.predict(texts, [""] * len(texts)), [""] * len(texts), **truth, weights=weights)
     by_llm = {llm: each for llm, each in known.by_llm.items() if llm in fitted.llms}
     predictor = replace(fitted, calibration=Calibration(unknown.others, by_llm, known.nu), _llm_cache={})
-    return predictor, {"held_out": asdict(score_pairs(out, *predicted(predictor, out))), "widening": widening}
+    return predictor, {"held_out": score_pairs(out, *predicted(predictor, out)).defined(), "widening": widening}
 
 
 def capped(table: PairTable, prompts: int, seed: int = 0) -> PairTable:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.intervals import draw_counts, interval
 from lengthwise.predictors.probe import ENTROPY, NONE, PAPER, PROMPT, Probe, log_bins
-from lengthwise.traffic.scores import kendall_tau
+from lengthwise.traffic.scores import Forecast, PredictionScores, score_predictions
 
 if TYPE_CHECKING:
     from lengthwise.training.probe.states import States
@@ -39,21 +39,18 @@ _RESAMPLES: Final = 1000
 
 
 @dataclass(frozen=True)
-class Score:
-    """One way to predict, on the states of some prompts: errors of the median in tokens, by bucket and over all.
+class Way:
+    """One way to predict, on the states of some prompts, and its scores by bucket and over all.
 
     Weights make up for states that were not collected. A capped answer counts as ending at the cap.
     """
 
     name: str
-    errors: tuple[float, ...]
-    error: float
-    taus: tuple[float, ...]
-    tau: float
-    covered: float
-    """Share inside the central 90 % interval; NaN for a way without one."""
+    by_age: tuple[PredictionScores, ...]
+    overall: PredictionScores
+    """Without a coverage for a way without an interval."""
     over_joint: tuple[float, float, float]
-    """Error divided by that of the smoothed joint prediction, with a 95 % bootstrap interval over prompts."""
+    """MAE divided by that of the smoothed joint prediction, with a 95 % bootstrap interval over prompts."""
 
 
 def bucket_name(low: int, high: int | None) -> str:
@@ -75,7 +72,7 @@ def heat(true: NDArray[np.int64], point: Floats, weight: Floats) -> Floats:
     return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-12))
 
 
-def compare(states: States, learned: States, plain: Probe, joint: Probe) -> tuple[list[Score], dict[str, Floats]]:
+def compare(states: States, learned: States, plain: Probe, joint: Probe) -> tuple[list[Way], dict[str, Floats]]:
     """Return scores and heatmaps of every way on `states`; the two without a network learn from `learned`."""
     cap = states.cap - states.generated
     points = {
@@ -97,24 +94,22 @@ def compare(states: States, learned: States, plain: Probe, joint: Probe) -> tupl
         low, high = (probe.bins.quantile(mass, q, cap) for q in _INTERVAL)
         intervals[name] = low, high
     best = points[JOINT_SMOOTH]
-    scores = [_score(states, name, point, intervals.get(name), best) for name, point in points.items()]
-    return scores, {name: heat(states.remaining, point, states.weight) for name, point in points.items()}
+    found = [_scored(states, name, point, intervals.get(name), best) for name, point in points.items()]
+    return found, {name: heat(states.remaining, point, states.weight) for name, point in points.items()}
 
 
-def _score(states: States, name: str, point: Floats, interval: tuple[Floats, Floats] | None, best: Floats) -> Score:
-    off, true, weight = np.abs(point - states.remaining), states.remaining, states.weight
-    errors, taus = [], []
-    for low, high in BUCKETS:
-        some = (states.generated >= low) & (states.generated <= (np.inf if high is None else high))
-        errors.append(float(np.average(off[some], weights=weight[some])) if some.any() else np.nan)
-        taus.append(kendall_tau(point[some], true[some]) if some.any() else np.nan)
-    covered = np.nan
-    if interval is not None:
-        inside = (true >= np.floor(interval[0])) & (true <= np.ceil(interval[1]))
-        covered = float(np.average(inside, weights=weight))
-    overall = float(np.average(off, weights=weight))
-    over = _over(states, off, np.abs(best - true))
-    return Score(name, tuple(errors), overall, tuple(taus), kendall_tau(point, true), covered, over)
+def _scored(states: States, name: str, point: Floats, interval: tuple[Floats, Floats] | None, best: Floats) -> Way:
+    # A remaining length is a whole number; the ends of an interval are not.
+    ends = {} if interval is None else {0.9: (np.floor(interval[0]), np.ceil(interval[1]))}
+    forecast, true = Forecast.of_intervals(point, ends), states.remaining
+
+    def score(rows: NDArray[np.bool_]) -> PredictionScores:
+        return score_predictions(forecast.take(rows), true[rows], weights=states.weight[rows])
+
+    ages = [(low, np.inf if high is None else high) for low, high in BUCKETS]
+    by_age = tuple(score((states.generated >= low) & (states.generated <= high)) for low, high in ages)
+    over = _over(states, np.abs(point - true), np.abs(best - true))
+    return Way(name, by_age, score(np.ones(len(true), bool)), over)
 
 
 def _over(states: States, off: Floats, best: Floats) -> tuple[float, float, float]:

@@ -32,7 +32,7 @@ from lengthwise.predictors.probe import (
     features,
 )
 from lengthwise.training.data import LICENCES
-from lengthwise.training.probe.errors_by_age import BUCKETS, Score, bucket_name, compare, read_states_with
+from lengthwise.training.probe.errors_by_age import BUCKETS, Way, bucket_name, compare, read_states_with
 from lengthwise.training.probe.states import NOT_TRAINED, States
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 
@@ -203,11 +203,11 @@ class Trained:
     plain: Probe
     tried: list[Tried]
     """Layers on held-out training prompts, best first, with the prompt's prediction."""
-    scores: list[Score]
+    scores: list[Way]
     """On held-out prompts."""
     heat: dict[str, NDArray[np.float64]]
     """Heatmaps of the same (`compare.HEAT`): for each true bin the share predicted in each bin."""
-    new_scores: list[Score]
+    new_scores: list[Way]
     """On those of them that the predictor of the prompts was not trained on."""
     prompts: dict[str, int]
     correction: Correction
@@ -267,8 +267,8 @@ def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, An
         },
         "licences": {corpus: LICENCES.get(corpus, "unknown") for corpus in corpora},
         "layers": [asdict(one) for one in trained.tried],
-        "figures": {score.name: _figures(score, buckets) for score in trained.scores},
-        "figures_new": {score.name: _figures(score, buckets) for score in trained.new_scores},
+        "figures": {way.name: _figures(way, buckets) for way in trained.scores},
+        "figures_new": {way.name: _figures(way, buckets) for way in trained.new_scores},
         "limits": [
             f"for {llm} only: hidden states of other LLMs or other weights give wrong predictions",
             f"answers were cut at {states.cap} tokens ({trained.capped:.1%} of them): longer answers are not predicted",
@@ -277,12 +277,12 @@ def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, An
     }
 
 
-def _figures(score: Score, buckets: list[str]) -> dict[str, Any]:
-    by_bucket = dict(zip(buckets, (_rounded(error, 1) for error in score.errors), strict=True))
+def _figures(way: Way, buckets: list[str]) -> dict[str, Any]:
+    by_bucket = dict(zip(buckets, (_rounded(each.mae, 1) for each in way.by_age), strict=True))
     return {
-        "mae": _rounded(score.error, 1),
-        "tau": _rounded(score.tau, 3),
-        "covered_90": _rounded(score.covered, 3),
+        "mae": _rounded(way.overall.mae, 1),
+        "tau": _rounded(way.overall.tau, 3),
+        "covered_90": _rounded(way.overall.coverage_90, 3),
         **by_bucket,
     }
 
