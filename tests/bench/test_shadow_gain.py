@@ -120,16 +120,16 @@ def test_a_given_engine_is_used_unchanged(tmp_path: Path) -> None:
 
 def test_predictions_are_scored_beside_history_and_the_best_constant() -> None:
     found = study_shadow(logged(served(), noise=0.3), "log")
-    fast, history, constant = found.accuracy
-    assert (fast.predictor, constant.predictor) == ("fast", "constant, known afterwards")
+    assert list(found.accuracy) == ["fast", "history of the LLM", "constant, known afterwards"]
+    fast, history, constant = found.accuracy.values()
     assert fast.tau > 0.6
     assert math.isnan(constant.tau)
     assert abs(history.tau) < 0.15
     assert fast.mae < constant.mae <= history.mae
     # Normal errors of one sigma under a Student's t of 3.5: coverage is slightly above nominal at both levels.
-    assert 0.5 < fast.covered_50 < 0.6
-    assert 0.9 < fast.covered_90 < 1.0
-    assert constant.covered_50 == pytest.approx(0.5, abs=0.05)
+    assert 0.5 < fast.coverage_50 < 0.6
+    assert 0.9 < fast.coverage_90 < 1.0
+    assert constant.coverage_50 == pytest.approx(0.5, abs=0.05)
 
 
 def changed(log: LoggedTraffic, rows: Sequence[int], **changes: Any) -> LoggedTraffic:
@@ -149,7 +149,7 @@ def test_requests_that_cannot_be_replayed_are_counted_by_reason() -> None:
     found = study_shadow(log, "log")
     assert (found.requests, found.replayed, sorted(found.left_out.values())) == (100, 94, [1, 2, 3])
     assert (found.counted_answers, found.guessed_prompts, found.unsettled) == (1, 1, 2)
-    assert found.accuracy[0].answers == 92
+    assert found.accuracy["fast"].rows == 92
     assert shadow_traffic(log, "log").workload.input_tokens[1] == 100, "four bytes per token, as in the other prompts"
 
 

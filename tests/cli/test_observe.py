@@ -90,7 +90,7 @@ def test_a_page_of_a_log_opens_with_the_verdict(run: tuple[Path, str, int], tmp_
 
 def test_the_report_of_a_log_is_printed_as_json(run: tuple[Path, str, int]) -> None:
     report = json.loads(CliRunner().invoke(app, ["report", str(run[0]), "--policy", "sjf", "--json"]).stdout)
-    assert (report["requests"], report["replayed"], report["accuracy"]) == (30, 30, [])
+    assert (report["requests"], report["replayed"], report["accuracy"]) == (30, 30, {})
     assert [run["policy"] for run in report["runs"]] == ["sjf", "sjf"]
 
 

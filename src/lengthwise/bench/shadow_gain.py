@@ -28,7 +28,7 @@ from scipy import optimize
 
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, gain_captured
-from lengthwise.lengths import DEFAULT_CAP, TIE_NU, log_t
+from lengthwise.lengths import DEFAULT_CAP, LogTColumns
 from lengthwise.policies import make_policy
 from lengthwise.reports.latency_figures import figures
 from lengthwise.reports.page import Document, Origin
@@ -54,7 +54,7 @@ from lengthwise.simulator.metrics import TRUTH
 from lengthwise.traffic.log import EngineReading
 from lengthwise.traffic.reader import LoggedTraffic, column
 from lengthwise.traffic.rows import RequestRow
-from lengthwise.traffic.scores import mae, tau_within
+from lengthwise.traffic.scores import Forecast, PredictionScores, score_predictions
 from lengthwise.workloads import Workload
 
 Floats = NDArray[np.float64]
@@ -252,63 +252,37 @@ def _slots(traffic: ShadowTraffic, readings: Sequence[EngineReading]) -> tuple[i
     return most, "the most that were answered at once; the engine was never seen with a queue"
 
 
-_LEVELS: Final = (0.5, 0.9)
+def score_traffic(traffic: ShadowTraffic) -> dict[str, PredictionScores]:
+    """Score the predictor, the history of each LLM, and each LLM's best constant in hindsight on the same answers.
 
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Accuracy of predictions on answers that ended by themselves or at max_tokens, which also caps predictions."""
-
-    predictor: str
-    """The predictor or baseline."""
-    answers: int
-    tau: float
-    """Kendall's tau-b of medians with true lengths, within one LLM, averaged; NaN for a constant."""
-    mae: float
-    covered_50: float
-    covered_90: float
-
-
-def score_predictions(traffic: ShadowTraffic) -> tuple[Accuracy, ...]:
-    """Score the predictor, the history of each LLM, and each LLM's best constant in hindsight on the same answers."""
+    These are answers that ended by themselves or at max_tokens, which also caps predictions.
+    """
     predictions = traffic.predictions
     scored = traffic.settled & traffic.predicted
     if not scored.any():
-        return ()
+        return {}
     history = predict_workload(traffic.workload, "history")
-    return (
-        _score(predictions.predictor, predictions, scored),
-        _score("history of the LLM", history, scored),
-        _constant(predictions, scored),
-    )
+    true, llms = predictions.truth[scored], predictions.llms[scored]
+    forecasts = {
+        predictions.predictor: _forecast(predictions, scored),
+        "history of the LLM": _forecast(history, scored),
+        "constant, known afterwards": _constant(true, llms),
+    }
+    return {name: score_predictions(each, true, llms=llms) for name, each in forecasts.items()}
 
 
-def _score(label: str, predictions: RequestPredictions, rows: Mask) -> Accuracy:
-    mu, sigma, cap, true = (
-        column[rows] for column in (predictions.mu, predictions.sigma, predictions.cap, predictions.truth)
-    )
-    covered = []
-    for level in _LEVELS:
-        half_width = log_t.isf((1 - level) / 2, TIE_NU) * sigma
-        low, high = (np.minimum(np.exp(mu + sign * half_width), cap) for sign in (-1, 1))
-        covered.append(float(((low <= true) & (true <= high)).mean()))
-    medians = np.minimum(np.exp(mu), cap)
-    tau = tau_within(predictions.llms[rows], medians, true)
-    return Accuracy(label, int(rows.sum()), tau, mae(medians, true), *covered)
+def _forecast(predictions: RequestPredictions, rows: Mask) -> Forecast:
+    columns = LogTColumns.of(predictions.mu[rows], predictions.sigma[rows], predictions.cap[rows])
+    return Forecast.of(columns, crps=False)
 
 
-def _constant(predictions: RequestPredictions, rows: Mask) -> Accuracy:
-    true, llms = predictions.truth[rows], predictions.llms[rows]
-    medians, covered = np.empty(len(true)), np.empty((len(_LEVELS), len(true)))
+def _constant(true: Floats, llms: NDArray[np.object_]) -> Forecast:
+    """Return the median of each LLM's lengths, and their central intervals."""
+    levels = (0.5, 0.25, 0.75, 0.05, 0.95)
+    found = np.empty((len(levels), len(true)))
     for llm in set(llms.tolist()):
-        of_llm = llms == llm
-        lengths = true[of_llm]
-        medians[of_llm] = np.median(lengths)
-        for row, level in enumerate(_LEVELS):
-            low, high = np.quantile(lengths, [(1 - level) / 2, (1 + level) / 2])
-            covered[row, of_llm] = (low <= lengths) & (lengths <= high)
-    shares = (float(row.mean()) for row in covered)
-    return Accuracy("constant, known afterwards", len(true), math.nan, mae(medians, true), *shares)
+        found[:, llms == llm] = np.quantile(true[llms == llm], levels)[:, None]
+    return Forecast.of_intervals(found[0], {0.5: (found[1], found[2]), 0.9: (found[3], found[4])})
 
 
 LOGGED: Final = "as logged"
@@ -353,7 +327,8 @@ class ShadowGain:
     fcfs: Summary
     """The replay under FCFS; TTFT and TPOT of streamed answers only, as in the measurement."""
     runs: tuple[Replayed, ...]
-    accuracy: tuple[Accuracy, ...]
+    accuracy: Mapping[str, PredictionScores]
+    """Of the predictor and of baselines, by name."""
 
     @property
     def mismatch(self) -> float:
@@ -413,7 +388,7 @@ def study_shadow(
         # As in the measurement, which knows the first token of streamed answers only.
         fcfs=_summary(traffic, np.where(traffic.streamed, base.first_token, np.nan), base.finish),
         runs=tuple(runs),
-        accuracy=score_predictions(traffic),
+        accuracy=score_traffic(traffic),
     )
 
 
@@ -541,12 +516,11 @@ def _gain(found: ShadowGain) -> Table:
 
 def _accuracy(found: ShadowGain) -> Table:
     rows = [
-        [each.predictor, number(each.tau, 3), number(each.mae, 1), share(each.covered_50), share(each.covered_90)]
-        for each in found.accuracy
+        [name, number(each.tau, 3), number(each.mae, 1), share(each.coverage_50), share(each.coverage_90)]
+        for name, each in found.accuracy.items()
     ]
-    notes = [
-        f"{found.accuracy[0].answers:,} answers; those that ended at max_tokens count with it, as do their predictions"
-    ]
+    answers = next(iter(found.accuracy.values())).rows
+    notes = [f"{answers:,} answers; those that ended at max_tokens count with it, as do their predictions"]
     if found.unsettled:
         notes.append(f"{found.unsettled:,} others were aborted or broken off, or their length is not known")
     columns = ["predictions", "tau", "MAE (tokens)", "in the 50 % interval", "in the 90 % interval"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -208,10 +208,10 @@ def score_predictions(
 
 def average(parts: Sequence[PredictionScores]) -> PredictionScores:
     """Return the mean of each score over the parts where it is defined, and the sum of each count."""
-    counts = ("rows", "samples", "llms")
     columns = {f.name: np.array([getattr(part, f.name) for part in parts]) for f in fields(PredictionScores)}
-    sums = {name: int(columns[name].sum()) for name in counts}
-    return PredictionScores(**sums, **{name: mean(column) for name, column in columns.items() if name not in counts})
+    rows, samples, llms = (int(columns.pop(name).sum()) for name in ("rows", "samples", "llms"))
+    scored: Any = {name: mean(column) for name, column in columns.items()}
+    return PredictionScores(rows=rows, samples=samples, llms=llms, **scored)
 
 
 def calibration(forecast: Forecast, lengths: ArrayLike, present: Mask | None = None) -> dict[float, float]:
