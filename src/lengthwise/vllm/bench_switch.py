@@ -26,13 +26,14 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT
-from lengthwise.policies import make_policy
+from lengthwise.policies import Policy, make_policy
 from lengthwise.predictors.prediction_worker import Counts
 from lengthwise.predictors.service import PredictionService, known_predictor, prediction_service
+from lengthwise.simulator.step_log import EngineFacts
 from lengthwise.vllm.forced_lengths import ForcedLengths
 from lengthwise.vllm.refine import Refiner
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-    from lengthwise.vllm.scheduler import LengthwiseSyncScheduler
+    from lengthwise.vllm.queue import JobTracker
 
 TOKEN_VARIABLE: Final = "LENGTHWISE_BENCH_TOKEN"  # noqa: S105  (the name of a variable)
 LEASE_S: Final = 60.0
@@ -77,10 +78,36 @@ class _Episode:
     steps: int = 0
 
 
+class SwitchedScheduler(Protocol):
+    """What an episode changes of a scheduler, and reads of it."""
+
+    requests: dict[str, Request]
+    kv_cache_manager: Any
+    length_policy: Policy
+    refiner: Refiner | None
+    jobs: JobTracker
+    setup: Setup
+
+    @property
+    def predictions(self) -> PredictionService:
+        """The service that predictions come from."""
+
+    def use(self, setup: Setup) -> None:
+        """Change policy and predictor under the waiting requests."""
+
+    def refiner_of(self, probe: str, predictor: str, forced: ForcedLengths | None) -> Refiner | None:
+        """Return a refiner of another probe than the engine's own."""
+
+    def reset_prefix_cache(self) -> bool: ...  # noqa: D102  (vLLM's)
+
+    def facts(self) -> EngineFacts:
+        """Return the engine's identity and limits."""
+
+
 class BenchControl:
     """Executes the commands of `lengthwise bench` inside a scheduler."""
 
-    def __init__(self, scheduler: LengthwiseSyncScheduler, token: str) -> None:
+    def __init__(self, scheduler: SwitchedScheduler, token: str) -> None:
         self._scheduler = scheduler
         self._token = token.encode()
         self._before: Setup | None = None
@@ -91,7 +118,7 @@ class BenchControl:
         self._seen_s = time.monotonic()
 
     @classmethod
-    def of(cls, scheduler: LengthwiseSyncScheduler, options: Mapping[str, Any]) -> BenchControl | None:
+    def of(cls, scheduler: SwitchedScheduler, options: Mapping[str, Any]) -> BenchControl | None:
         """Return the control of a server with a bench token; None without one."""
         token = options.get("bench_token") or os.environ.get(TOKEN_VARIABLE)
         return None if not token else cls(scheduler, str(token))

@@ -8,22 +8,21 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
 from lengthwise.client.kind import xargs_prediction
-from lengthwise.policies import Job, PolicyQueue, TokenRate
+from lengthwise.policies import Job, Policy, PolicyQueue, TokenRate
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.prefix_memory import levels_of
+from lengthwise.predictors.service import PredictionService
 from lengthwise.prefixes import Levels, hash_tokens
+from lengthwise.vllm.forced_lengths import ForcedLengths
 from lengthwise.vllm.prompts import PromptReader
-
-if TYPE_CHECKING:
-    from lengthwise.vllm.scheduler import LengthwiseSyncScheduler
-
+from lengthwise.vllm.refine import Refiner
 
 _CUT: Final = frozenset(
     {RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_REPETITION}
@@ -33,10 +32,45 @@ _CUT: Final = frozenset(
 _log = logging.getLogger(__name__)
 
 
+class HostScheduler(Protocol):
+    """What the queue and its jobs use of vLLM's scheduler and of our subclass of it."""
+
+    policy: SchedulingPolicy
+    vllm_config: Any
+    kv_cache_manager: Any
+    requests: dict[str, Request]
+    running: list[Request]
+    max_model_len: int
+    max_num_running_reqs: int
+    max_num_active_reqs: int
+    now: float
+    """Time of the step, in seconds since 1970."""
+    length_policy: Policy
+    warm_predictor: bool
+    refiner: Refiner | None
+    waiting: PolicyRequestQueue
+    kv_holding_waiting: PolicyRequestQueue
+    jobs: JobTracker
+
+    @property
+    def predictions(self) -> PredictionService:
+        """The service that predictions come from."""
+
+    @property
+    def forced_lengths(self) -> ForcedLengths | None:
+        """The LLM whose lengths a measurement forces, if any."""
+
+    def memory_may_run_out(self) -> bool:
+        """Whether KV memory may run out before running requests end."""
+
+    def count_policy_failure(self, error: Exception, /) -> None:
+        """Count a policy that raised."""
+
+
 class JobTracker:
     """The Job of each vLLM Request, created once and stored on it; asks for predictions and reports final lengths."""
 
-    def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
+    def __init__(self, scheduler: HostScheduler) -> None:
         self._scheduler = scheduler
         self._by_priority = scheduler.policy == SchedulingPolicy.PRIORITY
         self._latest = 0.0
@@ -196,7 +230,7 @@ def generates(request: Request) -> bool:
 class PolicyRequestQueue(RequestQueue):
     """One of vLLM's waiting queues, in the order of `queue`; its policy is fcfs once the configured one has failed."""
 
-    def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
+    def __init__(self, scheduler: HostScheduler) -> None:
         self._jobs = scheduler.jobs
         self._scheduler = scheduler
         self.queue = PolicyQueue(
