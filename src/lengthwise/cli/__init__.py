@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
-import lengthwise
 from lengthwise.errors import InputError, missing_extra
+from lengthwise.version import package_version
 
 __all__ = ["app", "main"]
 
@@ -119,7 +119,7 @@ app = typer.Typer(
 
 def _print_version(requested: bool) -> None:
     if requested:
-        typer.echo(f"lengthwise {lengthwise.__version__}")
+        typer.echo(f"lengthwise {package_version()}")
         raise typer.Exit
 
 

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lengthwise import __version__
 from lengthwise.files import VARIABLE as DATA_VARIABLE
 from lengthwise.files import data_home
+from lengthwise.version import package_version
 from lengthwise.vllm.releases import VLLM_RELEASES
 
 
@@ -191,12 +191,17 @@ def doctor(
     if as_json:
         parts = [{**asdict(part), "version": part.version} for part in PARTS]
         data = None if home is None else str(home)
-        report = {"lengthwise": __version__, "data": data, "parts": parts, "checks": [asdict(each) for each in checks]}
+        report = {
+            "lengthwise": package_version(),
+            "data": data,
+            "parts": parts,
+            "checks": [asdict(each) for each in checks],
+        }
         typer.echo(json.dumps(report, indent=2))
         raise typer.Exit(int(failed))
     console = Console()
     console.print(
-        f"lengthwise {__version__}, Python {platform.python_version()}, {platform.machine()}: prediction ready"
+        f"lengthwise {package_version()}, Python {platform.python_version()}, {platform.machine()}: prediction ready"
     )
     table = Table(box=None, pad_edge=False)
     for heading in ("part", "version", "needed for", "how to get it"):
