@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.completions import Call
 from lengthwise.gateway.recent_requests import HOUR_S, SOURCES, RecentRequests, latency_series
+from lengthwise.gateway.types import Call
 from lengthwise.policies import Fcfs, Job
 
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from lengthwise.client.client import EngineClient
-from lengthwise.gateway.dispatch import GatewayEngine
+from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.stored_responses import ResponseOwners
 from tests.gateway.engine import StandIn, served

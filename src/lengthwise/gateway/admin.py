@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -24,16 +25,17 @@ from lengthwise.gateway.bodies import (
     read_body,
     read_model,
 )
-from lengthwise.gateway.completions import Call
-from lengthwise.gateway.config import EngineConfig
-from lengthwise.gateway.dispatch import GatewayEngine
-from lengthwise.gateway.endpoint import GatewayParts
+from lengthwise.gateway.config import EngineConfig, GatewayConfig
+from lengthwise.gateway.dispatch import Dispatcher
+from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.errors import ApiError
+from lengthwise.gateway.fleet import EngineFleet
+from lengthwise.gateway.metrics import Metrics
+from lengthwise.gateway.types import PREFIX, Call
 from lengthwise.lengths import LengthDistribution, wide_prior
 from lengthwise.policies import Job, make_policy
+from lengthwise.predictors.service import PredictionService
 from lengthwise.traffic.rows import PredictionSource
-
-PREFIX: Final = "/lengthwise/v1"
 
 _MAX_SPEC: Final = 1000  # characters of a policy: wrappers around wrappers would exceed the stack
 _MAX_PREDICTED_BYTES: Final = 1 << 20
@@ -53,11 +55,25 @@ class _Fields(CompletionBody):
 class Admin:
     """The handlers of these paths; the gate decides which requests reach them. No answer holds a prompt's text."""
 
-    def __init__(self, parts: GatewayParts) -> None:
-        self._parts = parts
-        self._dispatcher = parts.dispatcher
-        self._predictions = parts.predictions
-        self._calls = parts.calls
+    def __init__(
+        self,
+        config: GatewayConfig,
+        dispatcher: Dispatcher,
+        predictions: PredictionService,
+        metrics: Metrics,
+        fleet: EngineFleet,
+        calls: Mapping[str, Call],
+    ) -> None:
+        self._config = config
+        self._dispatcher = dispatcher
+        self._predictions = predictions
+        self._metrics = metrics
+        self._fleet = fleet
+        self._calls = calls
+
+    def use(self, config: GatewayConfig) -> None:
+        """Use these settings from now on."""
+        self._config = config
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -76,7 +92,7 @@ class Admin:
             return JSONResponse({"engines": [_described(engine) for engine in self._dispatcher.engines]})
         wanted = await read_model(request, EngineConfig, code="invalid_engine")
         try:
-            engine = await self._parts.fleet.add(wanted)
+            engine = await self._fleet.add(wanted)
         except InputError as error:
             raise ApiError(400, str(error), code="invalid_engine") from error
         return JSONResponse(_described(engine), 201)
@@ -85,7 +101,7 @@ class Admin:
         """Let an engine leave; its running requests finish."""
         name = request.path_params["name"]
         try:
-            self._parts.fleet.remove(name)
+            self._fleet.remove(name)
         except KeyError as error:
             raise ApiError(404, f"no engine has the name '{name[:100]}'", param="name", code="not_found") from error
         return JSONResponse({"name": name, "leaving": True}, 202)
@@ -119,7 +135,7 @@ class Admin:
 
     async def predict(self, request: Request) -> Response:
         """Return the predicted length of the answer to a body of any of the queued APIs, without running it."""
-        raw = await read_body(request, min(self._parts.config.max_body_bytes, _MAX_PREDICTED_BYTES))
+        raw = await read_body(request, min(self._config.max_body_bytes, _MAX_PREDICTED_BYTES))
         body = parse(_api_of(raw), raw)
         source, prediction = await self._predicted(body)
         return JSONResponse({"model": body.model, "source": source, **_numbers(prediction.censored_at(body.limit))})
@@ -185,17 +201,17 @@ class Admin:
         except (ValueError, KeyError, TypeError) as error:
             raise ApiError(400, 'send {"policy": NAME}', param="policy", code="invalid_value") from error
         self._dispatcher.use(policy)
-        self._parts.metrics.policy_changes.increment()
+        self._metrics.policy_changes.increment()
 
 
 def _described(engine: GatewayEngine) -> dict[str, Any]:
     return {
         "name": engine.name,
-        "kind": engine.kind,
-        "description": engine.description,
+        "kind": engine.identity.kind,
+        "description": engine.identity.description,
         "up": engine.up,
         "leaving": engine.leaving,
-        "breaker": engine.breaker,
+        "breaker": engine.breaker.state,
         "running": engine.in_flight,
         "in_flight": engine.slots,
         "models": None if engine.models is None else sorted(engine.models),

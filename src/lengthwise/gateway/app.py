@@ -17,13 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from lengthwise.client.client import EngineClient, EngineError
 from lengthwise.gateway.access_log import AccessLog
-from lengthwise.gateway.admin import PREFIX, Admin
+from lengthwise.gateway.admin import Admin
 from lengthwise.gateway.bodies import BODIES
 from lengthwise.gateway.completions import Completions
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dashboard import Dashboard
 from lengthwise.gateway.dispatch import Dispatcher
-from lengthwise.gateway.endpoint import GatewayParts
 from lengthwise.gateway.errors import (
     ApiError,
     api_error_response,
@@ -36,13 +35,14 @@ from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
 from lengthwise.gateway.recent_requests import RecentRequests
-from lengthwise.gateway.reload import PredictorWatch, Reloader
+from lengthwise.gateway.reload import PredictorWatch, Reloader, UsesConfig
 from lengthwise.gateway.request_rows import TrafficLogMetrics, predictor_counts
 from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget
 from lengthwise.gateway.tenants import TenantGate, Tenants
+from lengthwise.gateway.types import Call
 from lengthwise.predictors.service import prediction_service
 from lengthwise.traffic.log import TrafficLog
 
@@ -114,6 +114,7 @@ class _Gateway:
         on_engines: Callable[[str], None] | None,
         make_client: Callable[..., EngineClient],
     ) -> None:
+        self._config = config
         self._load = load
         self._on_engines = on_engines
         self.tenants = Tenants(config)
@@ -129,70 +130,81 @@ class _Gateway:
             RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router)),
             max_waiting=config.max_waiting,
             admission_quantile=config.admission_quantile,
-            breaker_failures=config.breaker_failures,
-            breaker_s=config.breaker_s,
-            health_failures=config.health_failures,
-            health_successes=config.health_successes,
         )
         budget = BodyBudget(config.max_held_bytes)
         self.exported = Metrics(self._dispatcher, config.predictor, self._predictions, budget)
-        traffic = None if config.learn is None else TrafficLog(config.learn, max_bytes=config.learn_bytes)
-        self.parts = GatewayParts(
-            config=config,
-            dispatcher=self._dispatcher,
-            predictions=self._predictions,
-            metrics=self.exported,
-            budget=budget,
-            names=ModelNames(config.models, self._dispatcher),
-            owners=ResponseOwners(),
-            retries=Retries(most=config.retries, share=config.retry_share),
-            recent=RecentRequests(self._dispatcher),
-            fleet=EngineFleet(config, self._dispatcher, self.exported, make_client, traffic),
-            traffic=traffic,
-            tracing=None if config.otlp_endpoint is None else _tracing(config.otlp_endpoint, self._dispatcher),
-        )
-        self.reloader = Reloader(self.parts, self.tenants)
-        self._dashboard = Dashboard(self.parts)
+        self._names = ModelNames(config, self._dispatcher)
+        self._traffic = None if config.learn is None else TrafficLog(config.learn, max_bytes=config.learn_bytes)
+        self._fleet = EngineFleet(config, self._dispatcher, self.exported, make_client, self._traffic)
+        self._tracing = None if config.otlp_endpoint is None else _tracing(config.otlp_endpoint, self._dispatcher)
+        calls: dict[str, Call] = {}
+        recent, owners = RecentRequests(self._dispatcher), ResponseOwners()
+        retries = Retries(most=config.retries, share=config.retry_share)
+        served = (config, self._dispatcher, self.exported, budget)
+        self.completions = {
+            path: Completions(
+                path,
+                model,
+                *served,
+                predictions=self._predictions,
+                names=self._names,
+                owners=owners,
+                retries=retries,
+                calls=calls,
+                recent=recent,
+                traffic=self._traffic,
+                tracing=self._tracing,
+            )
+            for path, model in BODIES.items()
+        }
+        self._forwarding = Forwarding(*served, names=self._names, owners=owners)
+        self._admin = Admin(config, self._dispatcher, self._predictions, self.exported, self._fleet, calls)
+        self._dashboard = Dashboard(config, self._dispatcher, calls, recent)
+        users: list[UsesConfig] = [
+            self._names,
+            *self.completions.values(),
+            self._forwarding,
+            self._admin,
+            self._dashboard,
+        ]
         if self.access_log is not None:
-            self.reloader.users.append(self.access_log)
-        logged = None if self.parts.traffic is None else TrafficLogMetrics(self.parts.traffic)
+            users.append(self.access_log)
+        self.reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, users)
+        logged = None if self._traffic is None else TrafficLogMetrics(self._traffic)
         for part in (self.tenants, self.access_log, logged, self._dashboard):
             if part is not None:
                 self.exported.register(part)
-        self.completions = {path: Completions(path, model, self.parts) for path, model in BODIES.items()}
 
     def routes(self) -> list[Route]:
-        forwarding = Forwarding(self.parts)
         return [
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in self.completions.items()),
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.model),
-            *(Route(path, forwarding) for path in ("/v1/{path:path}", *BARE_PATHS)),
+            *(Route(path, self._forwarding) for path in ("/v1/{path:path}", *BARE_PATHS)),
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
-            *Admin(self.parts).routes(),
-            *self._dashboard.routes(PREFIX),
+            *self._admin.routes(),
+            *self._dashboard.routes(),
         ]
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        parts = self.parts
-        async with parts.fleet, self.reloader.on_signal(self._load):
+        async with self._fleet, self.reloader.on_signal(self._load):
             if self._on_engines is not None:
                 engines = self._dispatcher.engines
-                self._on_engines(", ".join(f"{e.name} is {e.description or 'not known yet'}" for e in engines))
-            if self._dispatcher.uses_predictions or parts.config.observe:
+                self._on_engines(", ".join(f"{e.name} is {e.identity.description or 'not known yet'}" for e in engines))
+            if self._dispatcher.uses_predictions or self._config.observe:
                 self._predictions.warm()
-            interval_s = parts.config.health_interval_s
+            interval_s = self._config.health_interval_s
             watches = [asyncio.create_task(self.tenants.watch(interval_s))]
             if self._watch is not None:
                 watches.append(asyncio.create_task(self._watch.run(interval_s)))
             try:
-                with self.access_log or nullcontext(), parts.traffic or nullcontext(), parts.tracing or nullcontext():
+                with self.access_log or nullcontext(), self._traffic or nullcontext(), self._tracing or nullcontext():
                     yield
-                    if parts.traffic is not None:
-                        parts.traffic.add(predictor_counts(self._predictions.counts))
+                    if self._traffic is not None:
+                        self._traffic.add(predictor_counts(self._predictions.counts))
             finally:
                 for task in watches:
                     task.cancel()
@@ -226,7 +238,7 @@ class _Gateway:
                 merged |= {str(model["id"]): model for model in answer if model["id"] not in merged}
         if failure is not None and not merged:
             raise from_engine(failure) if isinstance(failure, EngineError) else failure
-        aliases = self.parts.names.aliases.items()
+        aliases = self._names.aliases.items()
         return merged | {a: {**merged[name], "id": a, "root": name} for a, name in aliases if name in merged}
 
     async def health(self, _: Request) -> Response:
@@ -237,7 +249,7 @@ class _Gateway:
             "waiting": self._dispatcher.waiting,
             "policy": self._dispatcher.policy.name,
             "router": self._dispatcher.routes.name,
-            "predictor": self.parts.config.predictor,
+            "predictor": self._config.predictor,
             "predictor_version": self._predictions.predictor,
             "watch": None if self._watch is None else self._watch.state,
             "memory": "off" if self._predictions.memory is None else "on",

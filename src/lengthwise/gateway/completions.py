@@ -7,7 +7,6 @@ import itertools
 import math
 import types
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -23,25 +22,29 @@ from lengthwise.client.client import (
 )
 from lengthwise.gateway.access_log import shortened
 from lengthwise.gateway.bodies import CompletionBody, ResponsesBody, parse
-from lengthwise.gateway.config import TenantConfig
-from lengthwise.gateway.dispatch import GatewayEngine
-from lengthwise.gateway.endpoint import Endpoint, GatewayParts, outcome_of
+from lengthwise.gateway.config import GatewayConfig, TenantConfig
+from lengthwise.gateway.dispatch import Dispatcher
+from lengthwise.gateway.endpoint import Endpoint, outcome_of, outcome_of_error
+from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.errors import ApiError, from_engine
 from lengthwise.gateway.json_fields import LARGE_BODY, edited
-from lengthwise.gateway.metrics import Outcome
-from lengthwise.gateway.model_names import MODEL_HEADER
+from lengthwise.gateway.metrics import Metrics
+from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
+from lengthwise.gateway.recent_requests import RecentRequests
 from lengthwise.gateway.request_rows import request_row
-from lengthwise.gateway.retries import RETRIED_STATUSES, retry_after_s
-from lengthwise.gateway.streaming import Caller, Measure, relay
+from lengthwise.gateway.retries import RETRIED_STATUSES, Retries, retry_after_s
+from lengthwise.gateway.stored_responses import ResponseOwners
+from lengthwise.gateway.streaming import BodyBudget, Caller, relay
 from lengthwise.gateway.tenants import Lease
+from lengthwise.gateway.types import Call, Outcome
 from lengthwise.gateway.usage import ResponsesMeasure
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
-from lengthwise.predictors.contract import PredictionInput
-from lengthwise.traffic.rows import PredictionSource
+from lengthwise.predictors.service import PredictionService
+from lengthwise.traffic.log import TrafficLog
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+    from lengthwise.gateway.tracing import Tracing  # needs an extra
 
 
 _FOREVER: Final = (math.inf, 503, "queue_timeout")
@@ -58,51 +61,6 @@ def next_stage() -> Generator[None, None, None]:
     yield
 
 
-@dataclass(slots=True)
-class Call:
-    """One request and its answer."""
-
-    job: Job
-    body: CompletionBody
-    raw: bytes
-    caller: Caller
-    request_id: bytes
-    measure: Measure
-    history: LengthDistribution | None
-    """The prediction from the LLM's history at its arrival."""
-    ttft_s: float | None = None
-    """Seconds from its slot on an engine to the first token; None if unknown."""
-    refused_by: list[GatewayEngine] = field(default_factory=list)
-    """Engines that have refused it or lost it before an answer; each time it was retried."""
-    tenant: str = ""
-    """The tenant of its key."""
-    first_byte_s: float | None = None
-    """Seconds from its arrival to the first byte of its answer."""
-    engine: str | None = None
-    """The engine that it was sent to last."""
-    pinned: GatewayEngine | None = None
-    """The only engine that it may run on, which stores the answer that it continues."""
-    failed: bool = False
-    """Whether it ended in an error that is not its client's disconnect."""
-    outcome: Outcome | None = None
-    """How it ended; None while it is open, or where its client disconnected."""
-    span: Span | None = None
-    """Its OpenTelemetry span, where traces are made."""
-    hinted: bool = False
-    """Whether the client declares the length."""
-    question: Callable[[], PredictionInput] | None = None
-    """The input for the predictor, until a prediction is requested."""
-
-    @property
-    def source(self) -> PredictionSource:
-        """The source of its prediction."""
-        if self.hinted:
-            return "hint"
-        if self.job.prediction is None:
-            return "prior"
-        return "history" if self.job.prediction is self.history else "predictor"
-
-
 class _RefusedError(EngineRefusedError):
     """An engine refused a request, which is to be sent again after `wait_s`."""
 
@@ -114,19 +72,37 @@ class _RefusedError(EngineRefusedError):
 class Completions(Endpoint):
     """The ASGI application of one completion endpoint."""
 
-    def __init__(self, path: str, model: type[CompletionBody], parts: GatewayParts) -> None:
-        super().__init__(parts, path)
+    def __init__(
+        self,
+        path: str,
+        model: type[CompletionBody],
+        config: GatewayConfig,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        budget: BodyBudget,
+        *,
+        predictions: PredictionService,
+        names: ModelNames,
+        owners: ResponseOwners,
+        retries: Retries,
+        calls: dict[str, Call],
+        recent: RecentRequests,
+        traffic: TrafficLog | None,
+        tracing: Tracing | None,
+    ) -> None:
+        """`calls` has the open requests by the id of their job; those that end go to `recent`, `traffic`, `tracing`."""
+        super().__init__(path, config, dispatcher, metrics, budget)
         self._path = path
         self._model = model
-        self._names = parts.names
-        self._owners = parts.owners
-        self._retries = parts.retries
-        self._calls = parts.calls
-        self._recent = parts.recent
-        self._predictions = parts.predictions
-        self._traffic = parts.traffic
-        self._tracing = parts.tracing
-        self._first_byte = parts.metrics.first_byte_seconds.labels(path)
+        self._predictions = predictions
+        self._names = names
+        self._owners = owners
+        self._retries = retries
+        self._calls = calls
+        self._recent = recent
+        self._traffic = traffic
+        self._tracing = tracing
+        self._first_byte = metrics.first_byte_seconds.labels(path)
 
     async def _serve(
         self, scope: Scope, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float
@@ -148,7 +124,7 @@ class Completions(Endpoint):
             pinned = await self._owner(body.previous_response_id, body.model, caller, lease.tenant.name)
         learns = self._predictions.predicts or self._predictions.memory is not None or self._traffic is not None
         counts = learns or lease.tenant.tokens_per_minute is not None
-        hide_usage = self._parts.config.stream_usage and counts and body.lacks_usage
+        hide_usage = self._config.stream_usage and counts and body.lacks_usage
         if hide_usage:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
@@ -163,7 +139,7 @@ class Completions(Endpoint):
             call.outcome = await self._hold_and_run(call)
         except ApiError as error:
             call.failed = True
-            call.outcome = error.outcome
+            call.outcome = outcome_of_error(error)
             raise
         finally:
             self._end(call, lease)
@@ -183,7 +159,7 @@ class Completions(Endpoint):
         if job.started is not None:
             self._metrics.predicted(call.source)
         if self._traffic is not None and (trace := self._predictions.trace(job.id)) is not None:
-            kept = self._parts.config.keep_prompts
+            kept = self._config.keep_prompts
             self._traffic.add(request_row(call, trace, self._dispatcher.clock(), keep_prompt=kept))
         tokens, cut = (call.measure.length if body.one_answer else None) or (None, False)
         self._predictions.ended(job.id, tokens, censored=cut)
@@ -198,7 +174,7 @@ class Completions(Endpoint):
         if not (tenant.may_set_priority and tenant.may_declare_length):
             raw = body.restrict(raw, priority=tenant.may_set_priority, lengths=tenant.may_declare_length)
         job = body.job(str(next(_job_numbers)), began, caller.headers)
-        if self._parts.config.keys is not None:
+        if self._config.keys is not None:
             job.tenant = tenant.name
         if body.priority is None:
             job.priority = tenant.priority
@@ -228,7 +204,7 @@ class Completions(Endpoint):
         call.hinted = job.prediction is not None
         if call.hinted:
             return
-        used = self._dispatcher.uses_predictions or self._parts.config.observe
+        used = self._dispatcher.uses_predictions or self._config.observe
         if used and body.readable and self._predictions.predicts:
             call.question = partial(body.prediction_input, call.tenant)
             # The traffic log records the prediction of every request.
@@ -295,7 +271,7 @@ class Completions(Endpoint):
 
     def _waits_until(self, job: Job) -> tuple[float, int, str]:
         """Return the time at which a request has waited too long, and the status and code of that error."""
-        config = self._parts.config
+        config = self._config
         if config.queue_timeout_s is None and config.request_timeout_s is None and not config.enforce_deadlines:
             return _FOREVER
         return min(
@@ -318,7 +294,7 @@ class Completions(Endpoint):
         if isinstance(error, EngineUnreachableError):
             # The engine has not received the request and is down: back to the queue, until one is up.
             held_s = self._dispatcher.clock() - call.job.arrival
-            return 0.0 if held_s < self._parts.config.hold_timeout_s else None
+            return 0.0 if held_s < self._config.hold_timeout_s else None
         if isinstance(error, EngineBrokenError) and not call.refused_by:  # once: it may be what breaks the engine
             wait_s = self._retries.wait_s(0)
         else:
@@ -331,7 +307,7 @@ class Completions(Endpoint):
         try:
             edit = self._edit_for(engine, call)
             raw = call.raw if edit is None else await edited(call.raw, edit)
-            if self._parts.config.request_timeout_s is None:  # a timeout takes more time than sending the request
+            if self._config.request_timeout_s is None:  # a timeout takes more time than sending the request
                 answer = await self._exchange(engine, call, raw)
             else:
                 async with asyncio.timeout(self._left_s(call.job)):
@@ -350,29 +326,29 @@ class Completions(Endpoint):
     def _edit_for(self, engine: GatewayEngine, call: Call) -> Callable[[bytes], bytes] | None:
         """Return the edit that adds what the engine's scheduler can use to the body, if any."""
         body, job = call.body, call.job
-        if self._parts.config.observe:
+        if self._config.observe:
             return None
-        if engine.kind == "lengthwise":
+        if engine.identity.kind == "lengthwise":
             # A prediction that has not arrived is not waited for: the engine then predicts.
             forward, now = call.source == "predictor", self._dispatcher.clock()
             return lambda raw: body.for_engine(raw, job, now, prediction=forward)
-        if engine.kind == "openai" or not body.takes_priority:
+        if engine.identity.kind == "openai" or not body.takes_priority:
             return None
         priority = self._dispatcher.engine_priority(job)
-        return lambda raw: body.with_priority(raw, priority if engine.kind == "vllm" else -priority)
+        return lambda raw: body.with_priority(raw, priority if engine.identity.kind == "vllm" else -priority)
 
     def _left_s(self, job: Job) -> float:
         """Return the seconds that a request may still take."""
-        if self._parts.config.request_timeout_s is None:
+        if self._config.request_timeout_s is None:
             return math.inf
-        return job.arrival + self._parts.config.request_timeout_s - self._dispatcher.clock()
+        return job.arrival + self._config.request_timeout_s - self._dispatcher.clock()
 
     def _first_byte_s(self, engine: GatewayEngine, call: Call) -> float:
         """Return the seconds until the first byte must have arrived.
 
         An answer in one piece arrives with its last token: the time to generate it, as predicted, is added.
         """
-        limit_s = self._parts.config.first_byte_timeout_s
+        limit_s = self._config.first_byte_timeout_s
         if not call.body.stream:
             limit_s += engine.longest_generation_s(call.job, declared=call.hinted)
         return limit_s
@@ -381,7 +357,7 @@ class Completions(Endpoint):
         self._metrics.failed(engine, error.kind)
         # Whether an engine that was reached is up, its health checks decide: one request must not take it from others.
         if isinstance(error, EngineUnreachableError):
-            self._dispatcher.set_down(engine, error)
+            self._dispatcher.on_unreachable(engine, error)
         elif not isinstance(error, EngineRefusedError) or error.status >= 500:
             self._dispatcher.on_answer(engine, failed=True)
 

@@ -18,7 +18,7 @@ from heapq import nsmallest
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -30,19 +30,15 @@ from starlette.routing import Route
 
 from lengthwise.errors import InputError
 from lengthwise.gateway.bodies import read_model
-from lengthwise.gateway.dispatch import GatewayEngine
+from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.dispatch import Dispatcher
+from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.errors import ApiError
-from lengthwise.gateway.recent_requests import SOURCES, Rows, latency_series
+from lengthwise.gateway.recent_requests import SOURCES, RecentRequests, Rows, latency_series
+from lengthwise.gateway.types import PAGE_PATHS, PREFIX, Call
 from lengthwise.lengths import TIE_NU, log_t
 from lengthwise.policies import Job, make_policy
 from lengthwise.policies.registry import POLICIES
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.endpoint import GatewayParts
-
-
-PAGE_PATHS: Final = {"/": "index.html", "/dashboard.css": "dashboard.css", "/dashboard.js": "dashboard.js"}
-"""Static files, which hold no data."""
 
 MAX_VIEWERS: Final = 32
 _EVERY_S: Final = 1.0
@@ -96,11 +92,13 @@ class LiveFleet:
 class Dashboard:
     """The page, its events and its simulations."""
 
-    def __init__(self, parts: GatewayParts) -> None:
-        self._parts = parts
-        self._dispatcher = parts.dispatcher
-        self._calls = parts.calls
-        self._recent = parts.recent
+    def __init__(
+        self, config: GatewayConfig, dispatcher: Dispatcher, calls: Mapping[str, Call], recent: RecentRequests
+    ) -> None:
+        self._config = config
+        self._dispatcher = dispatcher
+        self._calls = calls
+        self._recent = recent
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._simulating = asyncio.Lock()
@@ -108,12 +106,16 @@ class Dashboard:
         folder = Path(__file__).parent / "static"
         self._files = {path: (folder / name).read_bytes() for path, name in PAGE_PATHS.items()}
 
-    def routes(self, prefix: str) -> list[Route]:
-        """Return the routes; those under `prefix` are for administrators."""
+    def use(self, config: GatewayConfig) -> None:
+        """Use these settings from now on."""
+        self._config = config
+
+    def routes(self) -> list[Route]:
+        """Return the routes; those under `PREFIX` are for administrators."""
         return [
             *(Route(path, self.page) for path in PAGE_PATHS),
-            Route(f"{prefix}/events", self.events),
-            Route(f"{prefix}/what-if", self.what_if, methods=["POST"]),
+            Route(f"{PREFIX}/events", self.events),
+            Route(f"{PREFIX}/what-if", self.what_if, methods=["POST"]),
         ]
 
     def collect(self) -> Iterator[Metric]:
@@ -209,7 +211,7 @@ class Dashboard:
 
     async def _history(self) -> dict[str, Any]:
         """Return what a viewer needs once: constants, and the last hour."""
-        config, recent, now = self._parts.config, self._recent, self._dispatcher.clock()
+        config, recent, now = self._config, self._recent, self._dispatcher.clock()
         rows = recent.last(recent.added).copy()  # the ring is written to while the series is made
         current = rows["ended_s"] < now // _BUCKET_S * _BUCKET_S
         series = await asyncio.to_thread(lambda: list(latency_series(rows[current], _BUCKET_S)))
@@ -236,9 +238,9 @@ class Dashboard:
     def _progress(self, engine: GatewayEngine, job: Job, now: float) -> int:
         """Return the tokens of an answer so far: the events of its stream, or more by its time at the usual speed."""
         call = self._calls.get(job.id)
-        if call is None or job.started is None or not engine.busy_s:
+        if call is None or job.started is None or not engine.speed.tokens_per_s:
             return 0
-        usual = (now - job.started) * engine.tokens / engine.busy_s
+        usual = (now - job.started) * engine.speed.tokens_per_s
         if call.body.stream and call.first_byte_s is None:
             usual = 0.0
         return int(min(max(usual, call.measure.counted or 0), job.cap))
@@ -273,7 +275,7 @@ class Dashboard:
         return LiveFleet(
             policy,
             max(1, len(engines)),
-            max((engine.slots for engine in engines), default=self._parts.config.in_flight),
+            max((engine.slots for engine in engines), default=self._config.in_flight),
             min(memory, default=None),
             self._dispatcher.routes.name or "lengthwise",
         )
@@ -283,8 +285,8 @@ def _engine(engine: GatewayEngine) -> dict[str, Any]:
     gauges = engine.gauges
     return {
         "name": engine.name,
-        "kind": engine.kind,
-        "state": "down" if not engine.up else "leaving" if engine.leaving else engine.breaker,
+        "kind": engine.identity.kind,
+        "state": "down" if not engine.up else "leaving" if engine.leaving else engine.breaker.state,
         "running": engine.in_flight,
         "slots": engine.slots,
         "kv": None if gauges is None or gauges.kv_use is None else round(gauges.kv_use, 4),

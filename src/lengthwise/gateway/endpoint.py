@@ -1,64 +1,38 @@
-"""What the endpoints of a gateway share: its parts, and how a request is received, fails and is counted."""
+"""What the endpoints of a gateway share: how a request is received, fails and is counted."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher
-from lengthwise.gateway.errors import ApiError, error_format
-from lengthwise.gateway.fleet import EngineFleet
-from lengthwise.gateway.metrics import Metrics, Outcome
-from lengthwise.gateway.model_names import ModelNames
-from lengthwise.gateway.recent_requests import RecentRequests
-from lengthwise.gateway.retries import Retries
-from lengthwise.gateway.stored_responses import ResponseOwners
+from lengthwise.gateway.errors import TRY_LATER, ApiError, error_format
+from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError
 from lengthwise.gateway.tenants import Lease, lease_of
-from lengthwise.predictors.service import PredictionService
-from lengthwise.traffic.log import TrafficLog
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.completions import Call
-    from lengthwise.gateway.tracing import Tracing
-
-
-@dataclass(eq=False)
-class GatewayParts:
-    """The parts of one gateway."""
-
-    config: GatewayConfig
-    """The settings for requests from now on; a reload replaces them."""
-    dispatcher: Dispatcher
-    predictions: PredictionService
-    metrics: Metrics
-    budget: BodyBudget
-    names: ModelNames
-    owners: ResponseOwners
-    retries: Retries
-    recent: RecentRequests
-    fleet: EngineFleet
-    traffic: TrafficLog | None
-    tracing: Tracing | None
-    calls: dict[str, Call] = field(default_factory=dict)
-    """The open ones, by the id of the job."""
+from lengthwise.gateway.types import Outcome
 
 
 class Endpoint(ABC):
     """An ASGI application that serves requests of tenants; `label` names it in metrics."""
 
-    def __init__(self, parts: GatewayParts, label: str) -> None:
-        self._parts = parts
-        self._dispatcher = parts.dispatcher
-        self._metrics = parts.metrics
+    def __init__(
+        self, label: str, config: GatewayConfig, dispatcher: Dispatcher, metrics: Metrics, budget: BodyBudget
+    ) -> None:
         self._label = label
-        self._whole = parts.metrics.request_seconds.labels(label)
+        self._config = config
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._budget = budget
+        self._whole = metrics.request_seconds.labels(label)
+
+    def use(self, config: GatewayConfig) -> None:
+        """Use these settings for requests from now on."""
+        self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and count its outcome."""
@@ -68,7 +42,7 @@ class Endpoint(ABC):
         caller = Caller(scope, receive, send, lease)
         caller.error_format = error_format(scope["path"])
         request_id = caller.headers.get(b"x-request-id") or os.urandom(16).hex().encode()
-        config, budget = self._parts.config, self._parts.budget
+        config, budget = self._config, self._budget
         outcome: Outcome = "bug"
         try:
             self._check(scope)
@@ -76,7 +50,7 @@ class Endpoint(ABC):
             with caller.present():
                 outcome = await self._serve(scope, raw, caller, lease, request_id, began)
         except ApiError as error:
-            outcome = error.outcome
+            outcome = outcome_of_error(error)
             await caller.fail(error, request_id)
         except ClientGoneError:
             outcome = "cancelled"
@@ -108,3 +82,8 @@ def outcome_of(status: int) -> Outcome:
     if status < 400:
         return "ok"
     return "client_error" if status < 500 else "engine_error"
+
+
+def outcome_of_error(error: ApiError) -> Outcome:
+    """Return the outcome of a request that the gateway answers with an error."""
+    return "refused" if error.status in TRY_LATER else outcome_of(error.status)

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lengthwise.client.client import EngineError, EngineRefusedError, EngineTimeoutError
-from lengthwise.gateway.metrics import Outcome
 
 ErrorFormat = Literal["openai", "responses", "anthropic"]
 
-_TRY_LATER: Final = (429, 503)
+TRY_LATER: Final = (429, 503)
+"""Statuses of a request that is refused now and may succeed later."""
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -58,7 +58,7 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
-        if status in _TRY_LATER:
+        if status in TRY_LATER:
             self.headers.setdefault("retry-after", "1")
 
     @property
@@ -67,13 +67,6 @@ class ApiError(Exception):
         if self.status == HTTPStatus.TOO_MANY_REQUESTS:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
-
-    @property
-    def outcome(self) -> Outcome:
-        """The label in metrics of a request that ends with it."""
-        if self.status in _TRY_LATER:
-            return "refused"
-        return "client_error" if self.status < 500 else "engine_error"
 
     @property
     def body(self) -> bytes:

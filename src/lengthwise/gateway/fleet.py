@@ -14,7 +14,8 @@ from lengthwise.client.kind import find_engine_kind
 from lengthwise.client.scrape import fetch_metrics, read_gauges, read_memory
 from lengthwise.errors import InputError
 from lengthwise.gateway.config import EngineConfig, GatewayConfig
-from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
+from lengthwise.gateway.dispatch import Dispatcher
+from lengthwise.gateway.engine_state import Breaker, GatewayEngine, Health, Identity
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.routing import warm_router
 from lengthwise.traffic.log import EngineReading, TrafficLog
@@ -122,16 +123,23 @@ class EngineFleet:
             connect_timeout_s=config.connect_timeout_s,
             silence_timeout_s=config.silence_timeout_s,
         )
-        engine = GatewayEngine(client, number, wanted.in_flight or config.in_flight)
-        if wanted.kind != "auto":
-            engine.kind, engine.description = wanted.kind, f"{wanted.kind} (configured)"
+        known = Identity() if wanted.kind == "auto" else Identity(wanted.kind, f"{wanted.kind} (configured)")
+        engine = GatewayEngine(
+            client,
+            number,
+            wanted.in_flight or config.in_flight,
+            Health(config.health_failures, config.health_successes),
+            Breaker(config.breaker_failures, config.breaker_s),
+            known,
+        )
         self._refuse_twice(engine, replacing)
         try:
             await client.open()
-            engine.up = await self._check(engine)
-            if engine.up:
+            if await self._check(engine):
                 engine.models = await _models(engine)
                 await self._identify(engine)
+            else:
+                engine.health.on_unreachable()
         except BaseException:
             await client.close()
             raise
@@ -168,8 +176,7 @@ class EngineFleet:
             dispatcher.on_check(engine, healthy=healthy)
             if not healthy:
                 scrapes = True  # an engine without metrics is asked again once it was down
-                if engine.kind_found:
-                    engine.description = None  # another server may take its place
+                engine.identity.doubt()
                 return
             if scrapes:
                 scrapes = await _scrape(engine, dispatcher)
@@ -183,15 +190,15 @@ class EngineFleet:
     async def _identify(self, engine: GatewayEngine) -> None:
         """Find out what an engine is, unless that is known; one that does not answer is asked again later."""
         now = self._dispatcher.clock()
-        if engine.description is not None or now < engine.ask_kind_at:
+        if not engine.identity.is_asked(now):
             return
         try:
             found = await find_engine_kind(engine.client)
         except EngineError as error:
             _log.warning("%s: %s; nothing is added to its requests", engine.name, error)
-            engine.ask_kind_at = now + _ASK_AGAIN_S
+            engine.identity.ask_again(now + _ASK_AGAIN_S)
             return
-        engine.kind, engine.description, engine.kind_found = found.kind, str(found), True
+        engine.identity.find(found.kind, str(found))
         _log.info("%s is %s", engine.name, found)
 
     async def _check(self, engine: GatewayEngine) -> bool:

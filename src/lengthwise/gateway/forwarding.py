@@ -14,14 +14,18 @@ from starlette.types import Scope
 from lengthwise.client.client import EngineError, EngineResponse, EngineUnreachableError
 from lengthwise.gateway.access_log import shortened
 from lengthwise.gateway.bodies import BODIES, check_elements
-from lengthwise.gateway.dispatch import GatewayEngine
-from lengthwise.gateway.endpoint import Endpoint, GatewayParts, outcome_of
+from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.dispatch import Dispatcher
+from lengthwise.gateway.endpoint import Endpoint, outcome_of
+from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.errors import ApiError, from_engine
 from lengthwise.gateway.json_fields import edit_fields, edited
-from lengthwise.gateway.metrics import Outcome
-from lengthwise.gateway.model_names import MODEL_HEADER
-from lengthwise.gateway.streaming import Caller, Measure, passed_headers, relay
+from lengthwise.gateway.metrics import Metrics
+from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
+from lengthwise.gateway.stored_responses import ResponseOwners
+from lengthwise.gateway.streaming import BodyBudget, Caller, Measure, passed_headers, relay
 from lengthwise.gateway.tenants import Lease
+from lengthwise.gateway.types import Outcome
 
 BARE_PATHS: Final = ("/pooling", "/classify", "/score", "/rerank", "/tokenize", "/detokenize")
 """Paths of vLLM outside /v1 that clients use."""
@@ -68,8 +72,19 @@ class Forwarding(Endpoint):
     (`GET /v1/responses/{id}`) goes to the engine that holds the answer, else to each in turn until one has it.
     """
 
-    def __init__(self, parts: GatewayParts) -> None:
-        super().__init__(parts, _ENDPOINT)
+    def __init__(
+        self,
+        config: GatewayConfig,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        budget: BodyBudget,
+        *,
+        names: ModelNames,
+        owners: ResponseOwners,
+    ) -> None:
+        super().__init__(_ENDPOINT, config, dispatcher, metrics, budget)
+        self._names = names
+        self._owners = owners
         self._running: Counter[int] = Counter()
 
     def _check(self, scope: Scope) -> None:
@@ -85,9 +100,9 @@ class Forwarding(Endpoint):
     async def _serve(
         self, scope: Scope, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float
     ) -> Outcome:
-        method, path, tenant, names = scope["method"], scope["path"], lease.tenant, self._parts.names
+        method, path, tenant = scope["method"], scope["path"], lease.tenant
         asked = _model_of(raw, caller.headers.get(b"content-type", b""))
-        model = names.resolve(asked.name)
+        model = self._names.resolve(asked.name)
         if model is not None and model != asked.name:
             raw = await edited(raw, lambda raw: asked.renamed(raw, model))
             caller.extra_headers.append((MODEL_HEADER, model.encode()))
@@ -125,7 +140,7 @@ class Forwarding(Endpoint):
     def _engines(self, path: str, model: str | None, tenant: str, *, needs_model: bool) -> Sequence[GatewayEngine]:
         """Return the engines to try, in order."""
         if path.startswith(_STORED):
-            owner = self._parts.owners.find(path.removeprefix(_STORED).partition("/")[0], tenant)
+            owner = self._owners.find(path.removeprefix(_STORED).partition("/")[0], tenant)
             if owner is not None and owner.up:
                 return [owner]
         engines = [engine for engine in self._dispatcher.engines if engine.serves(model) and not engine.leaving]
@@ -138,7 +153,7 @@ class Forwarding(Endpoint):
         up = [engine for engine in engines if engine.up]
         if not up:
             raise ApiError(503, "no engine is up", code="no_engine")
-        return sorted(up, key=lambda e: (e.breaker == "open", self._running[e.number], e.in_flight))
+        return sorted(up, key=lambda e: (e.breaker.state == "open", self._running[e.number], e.in_flight))
 
 
 def _model_of(raw: bytes, content_type: bytes) -> _Model:

@@ -7,22 +7,19 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from lengthwise.gateway.dispatch import Dispatcher
+from lengthwise.gateway.engine_state import GatewayEngine
+from lengthwise.gateway.streaming import BodyBudget
+from lengthwise.gateway.types import Outcome
 from lengthwise.predictors.service import PredictionService
 from lengthwise.traffic.rows import PredictionSource
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
-    from lengthwise.gateway.streaming import BodyBudget
-
-
-Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_stream", "cancelled", "bug"]
 
 # From a cache hit on an idle engine to the longest answers.
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -67,7 +64,7 @@ class _State:
         yield _gauge("lengthwise_requests_running", text, "engine", running)
         up = {engine.name: engine.up for engine in engines}
         yield _gauge("lengthwise_engine_up", "1 if the engine answers its health check. Alert on 0.", "engine", up)
-        failing = {engine.name: engine.breaker != "closed" for engine in engines}
+        failing = {engine.name: engine.breaker.state != "closed" for engine in engines}
         text = "1 while the engine's breaker is open or half open. Alert on 1."
         yield _gauge("lengthwise_engine_breaker_open", text, "engine", failing)
         yield _gauge("lengthwise_policy", "1 for the policy in force.", "policy", {dispatcher.policy.name: 1})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from lengthwise.gateway.config import ModelConfig
+from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher
 
 MODEL_HEADER: Final = b"x-lengthwise-model"
@@ -15,14 +14,14 @@ MODEL_HEADER: Final = b"x-lengthwise-model"
 class ModelNames:
     """Resolves the names of models that clients use."""
 
-    def __init__(self, models: Mapping[str, ModelConfig], dispatcher: Dispatcher) -> None:
+    def __init__(self, config: GatewayConfig, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self.use(models)
+        self.use(config)
 
-    def use(self, models: Mapping[str, ModelConfig]) -> None:
-        """Use these models from now on."""
-        self._models = models
-        self.aliases = {alias: name for name, model in models.items() for alias in model.aliases}
+    def use(self, config: GatewayConfig) -> None:
+        """Use the models of this configuration from now on."""
+        self._models = config.models
+        self.aliases = {alias: name for name, model in config.models.items() for alias in model.aliases}
         """The models by their aliases."""
 
     def resolve(self, name: str | None) -> str | None:
@@ -47,4 +46,4 @@ class ModelNames:
 
     def _has_engine(self, model: str) -> bool:
         engines = self._dispatcher.engines
-        return any(e.up and not e.leaving and e.breaker != "open" and e.serves(model) for e in engines)
+        return any(e.up and not e.leaving and e.breaker.state != "open" and e.serves(model) for e in engines)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.gateway.dispatch import Dispatcher
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.completions import Call
-
+from lengthwise.gateway.types import Call
 
 Rows = NDArray[np.void]
 

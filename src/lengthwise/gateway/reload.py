@@ -10,7 +10,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -21,8 +21,9 @@ from lengthwise.client.client import without_credentials
 from lengthwise.errors import InputError
 from lengthwise.files import file_version
 from lengthwise.gateway.config import EngineConfig, GatewayConfig
-from lengthwise.gateway.dispatch import GatewayEngine
-from lengthwise.gateway.endpoint import GatewayParts
+from lengthwise.gateway.dispatch import Dispatcher
+from lengthwise.gateway.engine_state import GatewayEngine
+from lengthwise.gateway.fleet import EngineFleet
 from lengthwise.gateway.tenants import Tenants
 from lengthwise.predictors.contract import PredictionInput, as_logt
 from lengthwise.predictors.model_file import read_model_file
@@ -67,12 +68,20 @@ class UsesConfig(Protocol):
 class Reloader:
     """Changes the configuration of a running gateway."""
 
-    def __init__(self, parts: GatewayParts, tenants: Tenants) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        config: GatewayConfig,
+        tenants: Tenants,
+        dispatcher: Dispatcher,
+        fleet: EngineFleet,
+        users: Iterable[UsesConfig],
+    ) -> None:
+        self._config = config
         self._tenants = tenants
-        self._dispatcher = parts.dispatcher
+        self._dispatcher = dispatcher
+        self._fleet = fleet
         self._changing = asyncio.Lock()
-        self.users: list[UsesConfig] = [parts.fleet]
+        self.users: list[UsesConfig] = [fleet, *users]
 
     @asynccontextmanager
     async def on_signal(self, load: Callable[[], GatewayConfig] | None) -> AsyncIterator[None]:
@@ -110,19 +119,18 @@ class Reloader:
                 _log.exception("the configuration could not be changed")
 
     async def _use(self, config: GatewayConfig) -> None:
-        old = self._parts.config
+        old = self._config
         changed = {name for name in type(config).model_fields if getattr(config, name) != getattr(old, name)}
         if kept := sorted(changed - RELOADED):
             _log.warning("these settings change with a restart only: %s", ", ".join(kept))
         config = config.model_copy(update={name: getattr(old, name) for name in kept})
         self._tenants.use(config)
-        self._parts.config = config
+        self._config = config
         for user in self.users:
             try:
                 user.use(config)
             except InputError as error:  # of the certificate or the access log, which then stay open as they were
                 _log.error("%s", error)
-        self._parts.names.use(config.models)
         self._dispatcher.max_waiting = config.max_waiting
         self._dispatcher.admission_quantile = config.admission_quantile
         if {"policy", "keys"} & changed:  # else a policy that was set at run time stays
@@ -142,14 +150,14 @@ class Reloader:
             if slots != engine.slots:
                 self._dispatcher.set_slots(engine, slots)
         joined = await asyncio.gather(
-            *(self._parts.fleet.add(wanted[url], replacing=replaced) for url, replaced in joining.items()),
+            *(self._fleet.add(wanted[url], replacing=replaced) for url, replaced in joining.items()),
             return_exceptions=True,
         )
         for url, result in zip(joining, joined, strict=True):
             if isinstance(result, BaseException):
                 _log.error("engine %s does not join: %s", url, result)
         for name in leaving - set(joining.values()):
-            self._parts.fleet.remove(name)
+            self._fleet.remove(name)
 
 
 def _joining(

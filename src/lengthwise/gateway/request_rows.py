@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from lengthwise.gateway.access_log import shortened
+from lengthwise.gateway.types import Call
 from lengthwise.lengths import LogT
 from lengthwise.predictors.prediction_worker import Counts
 from lengthwise.predictors.service import PredictionTrace
 from lengthwise.traffic.log import MAX_BLOCKS, PredictorCounts, TrafficLog, kept_text
 from lengthwise.traffic.rows import RequestRow
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.completions import Call
 
 
 def request_row(call: Call, trace: PredictionTrace, now: float, *, keep_prompt: bool) -> RequestRow:

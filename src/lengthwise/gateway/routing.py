@@ -26,7 +26,10 @@ class RoutedEngine(Protocol):
 
     number: int
     slots: int
-    memory: EngineMemory | None
+
+    @property
+    def memory(self) -> EngineMemory | None:
+        """Its KV memory, once it reports it."""
 
     @property
     def name(self) -> str:

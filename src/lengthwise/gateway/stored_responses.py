@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lengthwise.client.client import EngineError
-from lengthwise.gateway.dispatch import GatewayEngine
+from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.errors import ApiError
 
 MAX_OWNERS: Final = 1 << 16

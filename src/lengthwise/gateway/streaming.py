@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
@@ -15,10 +15,6 @@ from lengthwise.client.client import EngineError, EngineResponse
 from lengthwise.client.sse import EVENT_ENDS, EventReader, count_events, is_done, payload
 from lengthwise.gateway.access_log import RECORD
 from lengthwise.gateway.errors import ApiError, ErrorFormat, from_engine
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.tenants import Lease
-
 
 _REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
 # A JSON string holds no bare quotes, so an answer that mentions this field does not match.
@@ -180,12 +176,20 @@ class BodyBudget:
         self.free -= size
 
 
+class Limits(Protocol):
+    """The limits that a request counts against."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """`x-ratelimit-*`: what is left of them."""
+
+
 class Caller:
     """The client's end of one request."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, lease: Lease | None = None) -> None:
-        """With `lease`, the answer shows what is left of the tenant's limits."""
-        self._lease = lease
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits | None = None) -> None:
+        """With `limits`, the answer shows what is left of them."""
+        self._limits = limits
         self._record: dict[str, Any] | None = scope.get(RECORD)
         self._receive = receive
         self._send = send
@@ -280,7 +284,7 @@ class Caller:
     def _with_own(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Return the headers of an answer with those that the gateway adds."""
         sent = [*headers, *self.extra_headers]
-        if self._lease is not None and (limits := self._lease.headers):
+        if self._limits is not None and (limits := self._limits.headers):
             sent = [pair for pair in sent if not pair[0].startswith(b"x-ratelimit-")] + limits
         return sent
 

@@ -20,9 +20,9 @@ from lengthwise.errors import InputError
 from lengthwise.files import Version, file_version
 from lengthwise.gateway.access_log import RECORD, AccessLog, noting
 from lengthwise.gateway.config import DEFAULT_TENANT, GatewayConfig, TenantConfig
-from lengthwise.gateway.dashboard import PAGE_PATHS
 from lengthwise.gateway.errors import ApiError, error_format
 from lengthwise.gateway.keys import key_hash, read_keys
+from lengthwise.gateway.types import PAGE_PATHS, PREFIX
 from lengthwise.policies import Policy, make_policy
 from lengthwise.policies.wrappers import Fair, Wrapper
 
@@ -33,8 +33,8 @@ Refusal = Literal["requests", "tokens", "concurrency"]
 
 _OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics", *PAGE_PATHS})
 _ADMIN_PREFIX: Final = "/lengthwise/"
-_TENANT_PATHS: Final = frozenset({"/lengthwise/v1/predict"})  # under that prefix, for every tenant
-_OPEN_READING: Final = ("/lengthwise/v1/policy", "GET")
+_TENANT_PATHS: Final = frozenset({f"{PREFIX}/predict"})  # under that prefix, for every tenant
+_OPEN_READING: Final = (f"{PREFIX}/policy", "GET")
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _PROXIED: Final = frozenset({b"forwarded", b"via", b"x-real-ip"})
 """Headers of requests that came through a proxy."""

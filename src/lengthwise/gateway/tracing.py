@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any, Final, Self
 
 from lengthwise.errors import missing_extra
-from lengthwise.gateway.completions import Call
 from lengthwise.gateway.dispatch import Dispatcher
+from lengthwise.gateway.types import Call
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
