@@ -17,11 +17,9 @@ from lengthwise.routers import (
     EngineId,
     EngineInfo,
     Event,
-    Evicted,
     ExplainingRouter,
     Finished,
     NoEngineError,
-    Progress,
     Router,
     Scraped,
     Speed,
@@ -113,7 +111,7 @@ class AnyRouter(RuleBasedStateMachine):
         engine=names,
         right=st.booleans(),
         made=tokens,
-        kind=st.sampled_from("apf"),
+        kind=st.sampled_from("af"),
         ago=st.floats(0, 9),
     )
     def event(self, number: int, engine: EngineId, right: bool, made: int, kind: str, ago: float) -> None:
@@ -125,10 +123,8 @@ class AnyRouter(RuleBasedStateMachine):
             event: Event = Finished(job, engine, self.now - ago, made, ttft_s=0.1 if made % 2 else None)
             if self.sent.get(job) == engine:
                 del self.sent[job]
-        elif kind == "a":
-            event = Admitted(job, engine, self.now - ago)
         else:
-            event = Progress(job, engine, self.now - ago, made)
+            event = Admitted(job, engine, self.now - ago)
         self.router.observe(event)
         self.events.append(event)
 
@@ -139,10 +135,6 @@ class AnyRouter(RuleBasedStateMachine):
         if isinstance(event, Finished) and self.sent.get(event.job) == event.engine:
             del self.sent[event.job]  # an event of an earlier attempt on that engine cannot be distinguished
         self.router.observe(event)
-
-    @rule(engine=names, blocks=chains)
-    def evict(self, engine: EngineId, blocks: list[int]) -> None:
-        self.router.observe(Evicted(engine, self.now, blocks))
 
     @rule(engine=names, running=st.integers(0, 5), waiting=st.integers(0, 5), use=st.none() | st.floats(0, 1))
     def scrape(self, engine: EngineId, running: int, waiting: int, use: float | None) -> None:

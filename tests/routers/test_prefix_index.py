@@ -45,7 +45,7 @@ class Plain:
 
 chains = st.lists(st.integers(0, 2), max_size=7).map(chain)
 steps = st.lists(
-    st.tuples(st.sampled_from(["up", "down", "touch", "lose"]), st.integers(0, 3), chains, st.integers(0, 12)),
+    st.tuples(st.sampled_from(["up", "down", "touch"]), st.integers(0, 3), chains, st.integers(0, 12)),
     max_size=60,
 )
 
@@ -64,13 +64,9 @@ def test_the_index_equals_the_plain_implementation(steps: list[tuple[str, int, C
         elif number in plain.capacity and what == "down":
             index.remove(number)
             del plain.capacity[number], plain.held[number]
-        elif number in plain.capacity and what == "touch":
+        elif number in plain.capacity:
             index.touch(number, as_blocks(blocks), size // 4)
             plain.touch(number, blocks, size // 4)
-        elif number in plain.capacity:
-            index.lose(number, as_blocks(blocks[size % 4 :]))
-            for block in blocks[size % 4 :]:
-                plain.held[number].pop(block, None)
         depths = index.leading(as_blocks(blocks)).tolist()
         for at, depth in enumerate(depths):
             assert depth == plain.leading(at, blocks)

@@ -12,7 +12,7 @@ from lengthwise.client.scrape import EngineGauges, EngineMemory
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
 from lengthwise.prefixes import BLOCK_TOKENS
-from lengthwise.routers import Admitted, EngineInfo, Event, Evicted, Finished, Progress, Router, Scraped, make_router
+from lengthwise.routers import Admitted, EngineInfo, Event, Finished, Router, Scraped, make_router
 
 _log = logging.getLogger(__name__)
 _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens
@@ -175,9 +175,7 @@ def warm_router(name: str) -> Router:
         trial.choose(Job(str(number), 0.0, 4 * BLOCK_TOKENS, prediction, blocks=blocks), 0.0)
         for engine in (0, 1):
             trial.observe(Admitted(str(number), engine, 0.0))
-            trial.observe(Progress(str(number), engine, 0.0, 1))
             trial.observe(Scraped(engine, 0.0, 1, 0, 0.5))
             trial.observe(Finished(str(number), engine, 1.0, 2))
-            trial.observe(Evicted(engine, 1.0, [1]))
     trial.engine_down(1)
     return make_router(name)

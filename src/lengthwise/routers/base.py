@@ -8,7 +8,7 @@ least_outstanding    power_of_two:seed=1    dynamo:prefill=2,active=1    my_pack
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import ClassVar, Final, NamedTuple, Protocol, runtime_checkable
@@ -85,15 +85,6 @@ class Admitted(NamedTuple):
     now: float
 
 
-class Progress(NamedTuple):
-    """The job has `generated` output tokens. Hosts coalesce progress; it is not sent for each token."""
-
-    job: str
-    engine: EngineId
-    now: float
-    generated: int
-
-
 class Finished(NamedTuple):
     """The job ended on this engine, for any reason. `ttft_s`: seconds from the dispatch to the first token."""
 
@@ -102,14 +93,6 @@ class Finished(NamedTuple):
     now: float
     generated: int = 0
     ttft_s: float | None = None
-
-
-class Evicted(NamedTuple):
-    """The engine evicted these blocks from its prefix cache (a KV event)."""
-
-    engine: EngineId
-    now: float
-    blocks: Sequence[int]
 
 
 class Scraped(NamedTuple):
@@ -122,7 +105,7 @@ class Scraped(NamedTuple):
     kv_use: float | None = None
 
 
-Event = Admitted | Progress | Finished | Evicted | Scraped
+Event = Admitted | Finished | Scraped
 
 
 @runtime_checkable
@@ -164,17 +147,6 @@ class ExplainingRouter(Router, Protocol):
 
         Empty if the choice is not the minimum of one cost per engine.
         """
-
-
-@runtime_checkable
-class StaticRouter(Router, Protocol):
-    """A router whose choices depend neither on jobs nor on events. Optional.
-
-    The simulator then assigns all requests first and simulates one engine after the other, which is faster.
-    """
-
-    def assign(self, jobs: int) -> Sequence[EngineId]:
-        """Return what the next `jobs` calls of `choose` would return, as if they had been made."""
 
 
 @dataclass(eq=False)
@@ -292,7 +264,10 @@ class RoundRobin(BaseRouter):
         return self._last, {}
 
     def assign(self, jobs: int) -> list[EngineId]:
-        """Return the engines of the next `jobs` choices among all live engines."""
+        """Return what the next `jobs` choices among all live engines would be, as if they had been made.
+
+        Choices depend neither on jobs nor on events, so the simulator makes them all first: that is faster.
+        """
         if not len(self.live):
             raise NoEngineError("no engine is up")
         first = int(np.searchsorted(self.live, self._last, side="right"))

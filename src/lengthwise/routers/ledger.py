@@ -75,8 +75,8 @@ LOAD_COLUMNS: Final = 24
 
 # Columns of `jobs`.
 SENT, NEWS, TOKENS, MU, SIGMA, CAP, EXPECTED, BEFORE = 0, 1, 2, 3, 4, 5, 6, 7
-OWN_UNCACHED, OWN_CONTEXT, OWN_PRIVATE, OWN_SPREAD, START, END, REPORTED, OWN_PROMPT_S = 8, 9, 10, 11, 12, 13, 14, 15
-JOB_COLUMNS: Final = 16
+OWN_UNCACHED, OWN_CONTEXT, OWN_PRIVATE, OWN_SPREAD, START, END, OWN_PROMPT_S = 8, 9, 10, 11, 12, 13, 14
+JOB_COLUMNS: Final = 15
 # Columns of `links`: engine, or NONE for a free row; position in the heap, or NONE for a waiting job; two lists.
 ENGINE, PLACE, QUEUE_BEFORE, QUEUE_AFTER, NEWS_BEFORE, NEWS_AFTER = 0, 1, 2, 3, 4, 5
 LINK_COLUMNS: Final = 6
@@ -110,16 +110,13 @@ def log_t_moments(mu: float, sigma: float, cap: float) -> tuple[float, float]:
 
 
 @inlined
-def remaining_after(job: Any, generated: float, observed: Int) -> float:
-    """Return the expected tokens after `generated`, at least one."""
+def remaining_after(job: Any, generated: float) -> float:
+    """Return the expected tokens after `generated`, which the clock implies; at least one."""
     if generated <= 0.0:
         return max(1.0, job[TOKENS])
     age = job[BEFORE] + generated
     if job[SIGMA] <= 0.0:
-        if age < job[EXPECTED]:
-            return max(1.0, job[EXPECTED] - age)
-        if not observed:
-            return max(1.0, _CLOCK_SLACK * job[EXPECTED])
+        return max(1.0, job[EXPECTED] - age if age < job[EXPECTED] else _CLOCK_SLACK * job[EXPECTED])
     return max(1.0, _expected_rest(job[MU], job[SIGMA], job[CAP], age))
 
 
@@ -203,15 +200,13 @@ def stop(ledger: LedgerArrays, job: Int) -> None:
 
 
 @inlined
-def run(ledger: LedgerArrays, job: Int, generated: float, observed: Int) -> None:
-    """Let a job run with `generated` tokens, which an event reports (`observed` 1) or the clock implies (0)."""
+def run(ledger: LedgerArrays, job: Int, generated: float) -> None:
+    """Let a job run that has `generated` tokens."""
     stop(ledger, job)
     number = np.int64(ledger.links[job, ENGINE])
     load, row, heap = ledger.loads[number], ledger.jobs[job], ledger.heaps[number]
-    if observed:
-        row[REPORTED] = max(row[REPORTED], generated)
     row[START] = load[CLOCK] - generated
-    row[END] = load[CLOCK] + remaining_after(row, generated, observed)
+    row[END] = load[CLOCK] + remaining_after(row, generated)
     place = int(load[RUNNING])
     load[ENDS] += row[END]
     load[STARTS] += row[START]
@@ -225,7 +220,7 @@ def admit_waiting(ledger: LedgerArrays, number: Int) -> None:
     """Let waiting jobs run while slots are free, in order of arrival."""
     load, queue = ledger.loads[number], ledger.queues[number]
     while queue[FIRST] != NONE and load[RUNNING] < load[MAX_NUM_SEQS]:
-        run(ledger, np.int64(queue[FIRST]), 0.0, 0)
+        run(ledger, np.int64(queue[FIRST]), 0.0)
 
 
 @inlined
@@ -245,7 +240,7 @@ def settle(ledger: LedgerArrays, number: Int, now: float) -> None:
         job = np.int64(ledger.heaps[number, 0])
         if ledger.jobs[job, END] > load[CLOCK]:
             return
-        run(ledger, job, load[CLOCK] - ledger.jobs[job, START], 0)
+        run(ledger, job, load[CLOCK] - ledger.jobs[job, START])
 
 
 @compiled
@@ -281,7 +276,7 @@ def send(
     prompt_s = uncached * (load[PREFILL_TOKEN_S] + load[PREFILL_PAIR_S] * (prompt + prompt - uncached))
     row[SENT] = row[NEWS] = now
     row[TOKENS], row[MU], row[SIGMA], row[CAP] = tokens, mu, sigma, cap
-    row[EXPECTED], row[BEFORE], row[REPORTED] = expected, before, 0.0
+    row[EXPECTED], row[BEFORE] = expected, before
     row[OWN_UNCACHED], row[OWN_CONTEXT] = uncached, prompt + tokens
     row[OWN_PRIVATE], row[OWN_SPREAD], row[OWN_PROMPT_S] = uncached + tokens, spread, prompt_s
     links[job, ENGINE], links[job, PLACE] = number, NONE
@@ -300,29 +295,19 @@ def send(
 
 
 @compiled
-def on_progress(
-    job: int,
-    now: float,
-    generated: float,
-    loads: Floats,
-    jobs: Floats,
-    links: Ints,
-    heaps: Ints,
-    queues: Ints,
-    news: Ints,
+def admit(
+    job: int, now: float, loads: Floats, jobs: Floats, links: Ints, heaps: Ints, queues: Ints, news: Ints
 ) -> None:
-    """Record that a job started (0) or has `generated` tokens; fewer than known before is out of date."""
+    """Record that the engine starts to compute a job."""
     ledger = LedgerArrays(loads, jobs, links, heaps, queues, news)
     row = jobs[job]
     number = np.int64(links[job, ENGINE])
     row[NEWS] = max(row[NEWS], now)
     list_remove(links, news, job, NEWS_BEFORE, NEWS_AFTER)
     list_append(links, news, job, NEWS_BEFORE, NEWS_AFTER)
-    generated -= row[BEFORE] if generated > 0.0 else 0.0
-    runs_or_fits = links[job, PLACE] != NONE or loads[number, RUNNING] < heaps.shape[1]
-    if runs_or_fits and (generated > row[REPORTED] or (generated == 0.0 and row[REPORTED] == 0.0)):
+    if links[job, PLACE] != NONE or loads[number, RUNNING] < heaps.shape[1]:
         settle(ledger, number, now)
-        run(ledger, job, generated, 1)
+        run(ledger, job, 0.0)
 
 
 @compiled
@@ -454,11 +439,11 @@ class Ledger:
         if self._foreign_per_job:
             self.loads[number, FOREIGN] += self._foreign_per_job
 
-    def progressed(self, job: str, number: int, now: float, generated: int = 0) -> None:
-        """Record that a job started (0) or has `generated` tokens; fewer than known before is out of date."""
+    def admitted(self, job: str, number: int, now: float) -> None:
+        """Record that the engine starts to compute a job."""
         row = self._row(job, number)
         if row is not None:
-            on_progress(row, float(now), float(generated), *self._arrays)
+            admit(row, float(now), *self._arrays)
 
     def finished(self, job: str, number: int, now: float) -> NDArray[np.uint64] | None:
         """Remove a finished job and return the blocks of its prompt; None for an unknown job."""

@@ -262,16 +262,6 @@ def touch(
 
 
 @compiled
-def lose(number: int, blocks: NDArray[np.uint64], *tables: NDArray[Any]) -> None:
-    """Remove blocks from an engine."""
-    index = Tables(*tables)
-    for block in blocks:
-        node = node_of(index.pairs, index.bits, index.nodes, value_of(index.hashes, block), number, NONE)
-        if node != NONE:
-            remove(index, node)
-
-
-@compiled
 def copy_entries(table: NDArray[np.uint64], old: NDArray[np.uint64]) -> None:
     """Copy all entries of a table into a larger one."""
     for at in range(len(old)):
@@ -313,10 +303,6 @@ class PrefixIndex:
     def touch(self, number: int, blocks: NDArray[np.uint64], reserved: int = 0) -> None:
         """Mark a prompt as used on an engine, where `reserved` blocks of memory hold answers, which have no hash."""
         touch(number, blocks, max(0, self._capacity[number] - reserved), *self._tables)
-
-    def lose(self, number: int, blocks: NDArray[np.uint64]) -> None:
-        """Remove blocks that an engine reports as evicted."""
-        lose(number, blocks, *self._tables)
 
     @property
     def held(self) -> NDArray[np.int64]:

@@ -18,9 +18,7 @@ from lengthwise.routers.base import (
     EngineInfo,
     EngineNumbers,
     Event,
-    Evicted,
     Finished,
-    Progress,
     Scraped,
 )
 from lengthwise.routers.ledger import BLOCK_TOKENS, FOREIGN, LIVE, PRIVATE, UNCACHED, Ledger
@@ -74,22 +72,15 @@ class LedgerRouter(BaseRouter):
         if number is None:
             return
         if isinstance(event, Admitted):
-            self.ledger.progressed(event.job, number, event.now)
-        elif isinstance(event, Progress):
-            self.ledger.progressed(event.job, number, event.now, event.generated)
+            self.ledger.admitted(event.job, number, event.now)
         elif isinstance(event, Finished):
             self.finish(event, number)
         elif isinstance(event, Scraped):
             self.ledger.scraped(number, event)
-        elif isinstance(event, Evicted):
-            self.evict(event, number)
 
     def finish(self, event: Finished, number: int) -> None:
         """Remove a finished job."""
         self.ledger.finished(event.job, number, event.now)
-
-    def evict(self, event: Evicted, number: int) -> None:
-        """Remove evicted blocks; nothing for a router without a prefix index."""
 
     def column(self, column: int, numbers: EngineNumbers) -> NDArray[np.float64]:
         """Return one column of the ledger for these engines."""
@@ -150,10 +141,6 @@ class PrefixRouter(LedgerRouter):
         blocks = self.ledger.finished(event.job, number, event.now)
         if blocks is not None:
             self._touch(number, blocks)
-
-    def evict(self, event: Evicted, number: int) -> None:
-        """Remove evicted blocks from the index."""
-        self.index.lose(number, as_blocks(event.blocks))
 
     def _touch(self, number: int, blocks: NDArray[np.uint64]) -> None:
         load = self.ledger.loads[number].item

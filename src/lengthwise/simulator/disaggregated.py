@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.lengths import Point
 from lengthwise.policies import Job, Policy
-from lengthwise.routers import Decision, EngineId, Router, StaticRouter, make_router
+from lengthwise.routers import Decision, EngineId, Router, make_router
+from lengthwise.routers.base import RoundRobin
 from lengthwise.simulator.acceleration import engine_factory
 from lengthwise.simulator.engine import SimulatedEngine
 from lengthwise.simulator.fleet import Fleet
@@ -196,7 +197,7 @@ def _prompts(workload: Workload, before: Fleet, after: Fleet) -> Workload:
 
 def _prefill_router(spec: str) -> Router:
     router = make_router(spec)
-    return router if isinstance(router, StaticRouter) else _PrefillRouter(router)
+    return router if isinstance(router, RoundRobin) else _PrefillRouter(router)
 
 
 class _PrefillRouter:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.policies import Policy
-from lengthwise.routers import Router, StaticRouter, make_router
+from lengthwise.routers import Router, make_router
+from lengthwise.routers.base import RoundRobin
 from lengthwise.simulator.acceleration import MakeEngine, engine_factory
 from lengthwise.simulator.engine import SimulatedEngine
 from lengthwise.simulator.fleet import Fleet, FleetEvent, initially_absent
@@ -50,10 +51,10 @@ def serve_fleet(
     routed = FleetRouter(router, fleet, workload, explain=explain)
     used = uses_predictions(policy, router, fleet)
     known: dict[str, Any] = {"predictor": predictions.predictor if used else None, "accelerated": accelerate}
-    if isinstance(routed.router, StaticRouter) and not events:
+    if isinstance(routed.router, RoundRobin) and not events:
         if routing_s:
             traffic.requests["arrival"] = decision_times(workload.arrival_s, routing_s)
-        chosen, engines = _serve_statically(routed.router, fleet, make, traffic, report)
+        chosen, engines = _serve_in_turn(routed.router, fleet, make, traffic, report)
         return Outcome.of(workload, policy.name, traffic.requests, chosen, engines, **known)
     run = FleetRun(routed, fleet, make, traffic, events=events, routing_s=routing_s)
     engines = run.serve(enumerate(workload.arrival_s.tolist()), report)
@@ -63,8 +64,8 @@ def serve_fleet(
     return Outcome.of(workload, policy.name, traffic.requests, run.chosen, engines, **known)
 
 
-def _serve_statically(
-    router: StaticRouter, fleet: Fleet, make_engine: MakeEngine, traffic: Traffic, report: Progress
+def _serve_in_turn(
+    router: RoundRobin, fleet: Fleet, make_engine: MakeEngine, traffic: Traffic, report: Progress
 ) -> tuple[NDArray[np.int64], list[EngineOutcome]]:
     """Assign all requests, then simulate one engine after the other: no choice depends on what engines do."""
     n = len(traffic.requests)
