@@ -34,7 +34,7 @@ from lengthwise.bench.analysis import BenchResult, analyse, episode_tables, time
 from lengthwise.bench.episodes import FCFS, Arm, Kind, TrafficPlan
 from lengthwise.bench.report import bench_tables
 from lengthwise.bench.run import BenchPlan, BenchProgress, embedded_server, run_bench
-from lengthwise.bench.store import BenchStore
+from lengthwise.bench.store import BenchStore, read_measured
 from lengthwise.intervals import Ratio, over_pairs
 from lengthwise.predictors.probe import PAPER, Probe, load_probe, paper_bins, write_probe
 from lengthwise.reports.tables import Table
@@ -118,7 +118,7 @@ def compare(store: BenchStore) -> TrailEngineResult:
     tokens = rows["output_tokens"].to_numpy()
     in_steps = _in_steps(store, rows) if store.steps.is_file() else {}
     capped = float((tokens >= cap).mean())
-    return TrailEngineResult(store.folder.name, analyse(store), in_steps, other, len(tokens), capped)
+    return TrailEngineResult(store.folder.name, analyse(read_measured(store)), in_steps, other, len(tokens), capped)
 
 
 def _in_steps(store: BenchStore, rows: pa.Table) -> dict[str, dict[str, Ratio]]:

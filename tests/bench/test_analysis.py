@@ -8,7 +8,7 @@ import pytest
 from lengthwise.bench.analysis import analyse
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.report import bench_document, bench_tables
-from lengthwise.bench.store import BenchStore
+from lengthwise.bench.store import BenchStore, read_measured
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin
 from tests.bench.measured import measured
@@ -23,7 +23,7 @@ def scaled(arm: Arm, block: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def test_ratios_are_within_blocks_so_the_speed_of_the_machine_cancels(tmp_path: Path) -> None:
-    result = analyse(measured(tmp_path, ARMS, 4, scaled))
+    result = analyse(read_measured(measured(tmp_path, ARMS, 4, scaled)))
     ours = result.arm("burst", "sjf", "fast")
     for figure in ("mean", "per_token", "ttft", "p50", "p99", "max"):
         ratio = ours.ratios[figure]
@@ -45,16 +45,20 @@ def test_the_verdict_is_negative_without_a_gain_and_names_the_tail(tmp_path: Pat
         return e2e if arm.policy == FCFS else np.where(e2e < np.quantile(e2e, 0.95), 0.5 * e2e, 2 * e2e)
 
     arms = (Arm(FCFS), Arm("sjf", "fast"))
-    assert analyse(measured(tmp_path / "worse", arms, 3, worse)).verdict.headline.startswith("Not worth it here")
-    assert analyse(measured(tmp_path / "tail", arms, 3, tail)).verdict.headline.startswith(
+    assert analyse(read_measured(measured(tmp_path / "worse", arms, 3, worse))).verdict.headline.startswith(
+        "Not worth it here"
+    )
+    assert analyse(read_measured(measured(tmp_path / "tail", arms, 3, tail))).verdict.headline.startswith(
         "Turn it on only if the tail"
     )
 
 
 def test_tables_and_page_show_every_arm_and_the_verdict(tmp_path: Path) -> None:
     store = measured(tmp_path, ARMS, 2, scaled, kinds=("burst", "steady:0.7"))
-    result = analyse(store)
-    page = bench_document(result, store, Origin("lengthwise bench --url x", "1.0", "today", "a GPU", "7")).html()
+    result = analyse(read_measured(store))
+    page = bench_document(
+        result, read_measured(store), Origin("lengthwise bench --url x", "1.0", "today", "a GPU", "7")
+    ).html()
     assert [table.title for table in bench_tables(result)] == ["burst episodes", "steady:0.7 episodes"]
     assert f"<h1>{result.verdict}</h1>" in page
     assert all(arm.label in page for arm in ARMS)
@@ -65,4 +69,4 @@ def test_tables_and_page_show_every_arm_and_the_verdict(tmp_path: Path) -> None:
 
 def test_an_empty_folder_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no complete block"):
-        analyse(BenchStore(tmp_path))
+        read_measured(BenchStore(tmp_path))

@@ -7,7 +7,7 @@ import pytest
 
 from lengthwise.bench.analysis import analyse
 from lengthwise.bench.episodes import FCFS, Arm, Kind, turns
-from lengthwise.bench.store import BenchStore, PooledBench
+from lengthwise.bench.store import BenchStore, read_measured
 from lengthwise.errors import InputError
 from tests.bench.measured import measured
 
@@ -57,7 +57,7 @@ def test_folders_of_the_same_server_are_pooled_block_by_block(tmp_path: Path) ->
         return np.full(5, 1.0 if arm.policy == FCFS else 0.5)
 
     stores = [measured(tmp_path / "a", ARMS, 2, flat), measured(tmp_path / "b", ARMS, 3, halved)]
-    result = analyse(PooledBench(stores)).arm("burst", "sjf", "fast")
+    result = analyse(read_measured(*stores)).arm("burst", "sjf", "fast")
     assert result.blocks == 5
     assert result.by_block["mean"] == pytest.approx([1.0, 1.0, 0.5, 0.5, 0.5])
 
@@ -66,4 +66,4 @@ def test_folders_of_other_servers_are_not_pooled(tmp_path: Path) -> None:
     stores = [measured(tmp_path / "a", ARMS, 1, flat), BenchStore(tmp_path / "b")]
     stores[1].update({"engine": {"max_num_seqs": 256}})
     with pytest.raises(InputError, match="only measurements of the same server"):
-        PooledBench(stores)
+        read_measured(*stores)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
-from lengthwise.bench.store import BenchStore
+from lengthwise.bench.store import Measured
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, draw_pairs, interval, over_pairs
 from lengthwise.reports.verdict import MeasuredGain, Verdict, on_measured
@@ -116,17 +116,15 @@ class BenchResult:
 Blocks = dict[int, EpisodeRows]
 
 
-def analyse(store: BenchStore) -> BenchResult:
+def analyse(measured: Measured) -> BenchResult:
     """Compare the arms of all complete blocks."""
-    episodes = read_episodes(store.rows())
-    if not episodes:
-        raise InputError("has no complete block", source=store.folder, hint="run the bench first")
-    facts: dict[tuple[str, Arm], list[dict[str, Any]]] = defaultdict(list)
-    for each in store.episodes():
+    episodes = read_episodes(measured.rows)
+    facts: dict[tuple[str, Arm], list[Mapping[str, Any]]] = defaultdict(list)
+    for each in measured.episodes:
         facts[each["kind"], Arm(each["policy"], each["predictor"], each["copy"])].append(each)
     arms = [_arm_result(key, episodes, facts[key]) for key in sorted(episodes, key=_order)]
-    hours = sum(each["makespan_s"] for each in store.episodes()) / 3600
-    return BenchResult(store.settings(), arms, verdict(arms), hours)
+    hours = sum(each["makespan_s"] for each in measured.episodes) / 3600
+    return BenchResult(measured.settings, arms, verdict(arms), hours)
 
 
 def read_episodes(rows: pa.Table) -> dict[tuple[str, Arm], Blocks]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lengthwise.bench.analysis import ArmResult, BenchResult, read_episodes, times
 from lengthwise.bench.episodes import FCFS, Arm
-from lengthwise.bench.store import BenchStore
+from lengthwise.bench.store import Measured
 from lengthwise.intervals import Ratio
 from lengthwise.predictors.service import NO_PREDICTOR
 from lengthwise.reports.latency_figures import figures
@@ -67,9 +67,9 @@ def _table(kind: str, arms: list[ArmResult], settings: Mapping[str, Any]) -> Tab
     return Table(f"{kind} episodes", columns, rows, notes)
 
 
-def bench_runs(result: BenchResult, store: BenchStore) -> list[ReportedRun]:
+def bench_runs(result: BenchResult, measured: Measured) -> list[ReportedRun]:
     """Return each arm of each kind of episode as a report shows it."""
-    episodes = read_episodes(store.rows())
+    episodes = read_episodes(measured.rows)
     found = []
     for each in result.arms:
         rows = list(episodes[each.kind, each.arm].values())
@@ -89,11 +89,11 @@ def bench_runs(result: BenchResult, store: BenchStore) -> list[ReportedRun]:
     return found
 
 
-def bench_document(result: BenchResult, store: BenchStore, origin: Origin) -> Document:
+def bench_document(result: BenchResult, measured: Measured, origin: Origin) -> Document:
     """Return the document."""
 
     def drawn() -> list[Figure]:
-        runs = bench_runs(result, store)
+        runs = bench_runs(result, measured)
         several = len({run.level for run in runs}) > 1
         return figures([replace(run, place=run.level if several else "") for run in runs])
 

@@ -10,10 +10,12 @@ import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lengthwise.bench.episodes import Turn
@@ -124,41 +126,45 @@ class BenchStore:
             path.write_text(json.dumps(data, indent=1), encoding="utf-8")
 
 
-class PooledBench(BenchStore):
-    """Several folders read as one: the same server, other traffic. Blocks are numbered on."""
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What the complete blocks of one or several folders hold."""
 
-    def __init__(self, stores: Sequence[BenchStore]) -> None:
-        super().__init__(stores[0].folder)
-        self._stores = stores
-        first, *others = (_comparable(store.settings()) for store in stores)
-        for store, settings in zip(stores[1:], others, strict=True):
-            for name in first.keys() | settings.keys():
-                if first.get(name) != settings.get(name):
-                    raise InputError(
-                        f"has {name} {settings.get(name)!r}, and {self.folder} {first.get(name)!r}",
-                        source=store.folder,
-                        hint="only measurements of the same server and number of requests can be pooled",
-                    )
+    settings: Mapping[str, Any]
+    """Of the first folder."""
+    episodes: Sequence[Mapping[str, Any]]
+    rows: pa.Table
 
-    def episodes(self) -> list[dict[str, Any]]:
-        """Return the episodes of all folders."""
-        firsts = zip(self._stores, self._first_blocks(), strict=True)
-        return [{**each, "block": each["block"] + first} for store, first in firsts for each in store.episodes()]
 
-    def rows(self) -> pa.Table:
-        """Return the requests of all folders."""
-        tables = []
-        for store, first in zip(self._stores, self._first_blocks(), strict=True):
-            table = store.rows()
-            blocks = pa.array([block + first for block in table["block"].to_pylist()], pa.int32())
-            tables.append(table.set_column(table.schema.get_field_index("block"), "block", blocks))
-        return pa.concat_tables(tables)
+def read_measured(store: BenchStore, *others: BenchStore) -> Measured:
+    """Read one folder, or several of the same server with other traffic: their blocks are numbered on.
 
-    def _first_blocks(self) -> Iterator[int]:
-        first = 0
-        for store in self._stores:
-            yield first
-            first += 1 + max((each["block"] for each in store.episodes()), default=-1)
+    InputError if there is no complete block, or if the folders are of different servers.
+    """
+    episodes: list[dict[str, Any]] = []
+    tables: list[pa.Table] = []
+    for each in (store, *others):
+        _check_comparable(each, store)
+        first = 1 + max((episode["block"] for episode in episodes), default=-1)
+        episodes += [{**episode, "block": episode["block"] + first} for episode in each.episodes()]
+        table = each.rows()
+        blocks = pc.cast(pc.add(table["block"], first), pa.int32())
+        tables.append(table.set_column(table.schema.get_field_index("block"), "block", blocks))
+    rows = pa.concat_tables(tables)
+    if not len(rows):
+        raise InputError("has no complete block", source=store.folder, hint="run the bench first")
+    return Measured(store.settings(), episodes, rows)
+
+
+def _check_comparable(store: BenchStore, first: BenchStore) -> None:
+    settings, wanted = _comparable(store.settings()), _comparable(first.settings())
+    for name in wanted.keys() | settings.keys():
+        if wanted.get(name) != settings.get(name):
+            raise InputError(
+                f"has {name} {settings.get(name)!r}, and {first.folder} {wanted.get(name)!r}",
+                source=store.folder,
+                hint="only measurements of the same server and number of requests can be pooled",
+            )
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def bench(
     from lengthwise.bench.analysis import analyse
     from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, arms_of
     from lengthwise.bench.run import BenchPlan
-    from lengthwise.bench.store import BenchStore, PooledBench
+    from lengthwise.bench.store import BenchStore, read_measured
 
     need_folder(report, "--report", ".html")
     store = BenchStore(out)
@@ -106,14 +106,13 @@ def bench(
             machine=machine,
         )
         _run(plan, store, url, token, api_key, slots, compiled=compiled)
-    if also:
-        store = PooledBench([store, *map(BenchStore, also)])
-    result = analyse(store)
+    measured = read_measured(store, *map(BenchStore, also or ()))
+    result = analyse(measured)
     from lengthwise.bench.report import bench_document, machine_of
     from lengthwise.reports.page import Origin
 
     origin = Origin.here(seed=result.settings["traffic"]["seed"], hardware=machine_of(result))
-    show(bench_document(result, store, origin), report, as_json=as_json)
+    show(bench_document(result, measured, origin), report, as_json=as_json)
 
 
 def _run(
