@@ -147,7 +147,8 @@ def test_too_few_requests_for_a_backlog_make_capacity_a_lower_bound(tmp_path: Pa
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["castillo"], "--rate"),
+        (["castillo", "--admission-quantile", "0.9"], "add --admission joint"),
+        (["castillo", "--admission", "joint", "--admission-quantile", "1"], "between 0 and 1"),
         (["castillo", "--rate", "0"], "above 0"),
         (["castillo", "--rate", "8", "--llm", "gpt-9"], "gpt-9"),
         (["castillo", "--rate", "8", "--policy", "sfj"], "did you mean sjf"),

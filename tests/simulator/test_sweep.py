@@ -155,7 +155,7 @@ def test_wrong_names_are_errors_before_anything_is_computed(tmp_path: Path) -> N
     wrongs: tuple[dict[str, Any], ...] = (
         {"router": "e3"},
         {"policy": "sjff"},
-        {"load": [], "rate": []},
+        {"limits": {"admission_quantile": 0.9}},
         {"load": [0.5], "rate": [1.0]},
         {"down": "9@1"},
         {"predictor": "fats"},

@@ -20,11 +20,12 @@ from pydantic import (
 
 from lengthwise.client.client import engine_url, without_credentials
 from lengthwise.errors import InputError
-from lengthwise.policies import make_policy
+from lengthwise.policies import DEFAULT_POLICY, make_policy
+from lengthwise.policies.admission import JOINT_QUANTILE
 from lengthwise.predictors.model_file import SUFFIX
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
-from lengthwise.routers import make_router
+from lengthwise.routers import DEFAULT_ROUTER, make_router
 from lengthwise.settings import read_yaml, validated
 from lengthwise.traffic.log import MEMORY_NAME, PREDICTOR_NAME
 
@@ -181,7 +182,7 @@ class GatewayConfig(_Section):
     tenants: Annotated[dict[str, TenantConfig], BeforeValidator(_named)] = Field(default={})
     """Limits and permissions by tenant; `default` is for requests without a key."""
 
-    policy: Annotated[str, AfterValidator(_known_policy)] = "lengthwise"
+    policy: Annotated[str, AfterValidator(_known_policy)] = DEFAULT_POLICY
     """Order of waiting requests (docs/reference/policies.md)."""
     router: Annotated[str | None, AfterValidator(_known_router)] = None
     """Choice among engines (docs/reference/routing.md); lengthwise where there are several."""
@@ -224,7 +225,7 @@ class GatewayConfig(_Section):
     in_flight: Annotated[int, Field(ge=1)] = 64
     """Requests that run at once on one engine; the others wait here, in the policy's order. Start with the engine's
     `max_num_seqs`: fewer leave more to the policy, too few leave the engine idle."""
-    admission_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.995
+    admission_quantile: Annotated[float, Field(ge=0, lt=1)] = JOINT_QUANTILE
     """Send a request only where this quantile of the KV memory that all requests will take together fits; 0 turns it
     off. For engines that report their KV memory in /metrics, where lengths are predicted."""
     max_waiting: Annotated[int, Field(ge=0)] = 10_000
@@ -292,7 +293,7 @@ class GatewayConfig(_Section):
     @property
     def chosen_router(self) -> str | None:
         """The router in use; None with one engine."""
-        return None if len(self.engines) == 1 else self.router or "lengthwise"
+        return None if len(self.engines) == 1 else self.router or DEFAULT_ROUTER
 
     @property
     def memory_setting(self) -> str:

@@ -39,6 +39,7 @@ from lengthwise.gateway.types import PAGE_PATHS, PREFIX, Call
 from lengthwise.lengths import TIE_NU, log_t
 from lengthwise.policies import Job, make_policy
 from lengthwise.policies.registry import POLICIES
+from lengthwise.routers import DEFAULT_ROUTER
 
 MAX_VIEWERS: Final = 32
 _EVERY_S: Final = 1.0
@@ -277,7 +278,7 @@ class Dashboard:
             max(1, len(engines)),
             max((engine.slots for engine in engines), default=self._config.in_flight),
             min(memory, default=None),
-            self._dispatcher.routes.name or "lengthwise",
+            self._dispatcher.routes.name or DEFAULT_ROUTER,
         )
 
 

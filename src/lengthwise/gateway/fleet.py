@@ -18,6 +18,7 @@ from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.engine_state import Breaker, GatewayEngine, Health, Identity
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.routing import warm_router
+from lengthwise.routers import DEFAULT_ROUTER
 from lengthwise.traffic.log import EngineReading, TrafficLog
 
 _log = logging.getLogger(__name__)
@@ -214,7 +215,7 @@ class EngineFleet:
         """Load the router for the second engine: with one there is no choice."""
         routes = self._dispatcher.routes
         if routes.router is None and self._dispatcher.engines:
-            router = await asyncio.to_thread(warm_router, self._config.router or "lengthwise")
+            router = await asyncio.to_thread(warm_router, self._config.router or DEFAULT_ROUTER)
             if routes.router is None:
                 routes.use(router, [engine for engine in self._dispatcher.engines if engine.up])
 

@@ -22,6 +22,10 @@ from lengthwise.policies.job import Job
 
 LENGTH_LEVELS: Final = 5
 """How many lengths `length_levels` returns for a request: four quantiles and the cap."""
+LENGTH_QUANTILE: Final = 0.9
+"""The first quantile of `length_levels`, in every host."""
+JOINT_QUANTILE: Final = 0.995
+"""The quantile of `JointAdmission`, in every host."""
 _MAX_TOKENS: Final = 1 << 30
 _STEPS: Final = np.unique(np.geomspace(1, 1 << 14, 64).astype(np.int64)).astype(np.float64)
 """Decode steps from now at which `joint_kv_tokens` looks."""
@@ -109,7 +113,7 @@ class JointAdmission:
 
     kv_tokens: int
     block_size: int = 1
-    quantile: float = 0.995
+    quantile: float = JOINT_QUANTILE
 
     def admits(self, candidate: Job, running: Sequence[Job], generated: Sequence[float]) -> bool:
         """Return whether the candidate may start beside the running requests, which have so many answer tokens."""

@@ -24,6 +24,9 @@ POLICIES: Final[Mapping[str, type[BasePolicy]]] = {
 }
 WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {kind.kind: kind for kind in (Classes, Fair, Bounded)}
 
+DEFAULT_POLICY: Final = Lengthwise.kind
+"""The order of waiting requests in every host that serves."""
+
 _REQUIRED: Final = sorted(
     name for name in {*vars(Policy), *getattr(Policy, "__annotations__", {})} if not name.startswith("_")
 )

@@ -19,9 +19,11 @@ from starlette.applications import Starlette
 
 from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig, create_app
+from lengthwise.policies import DEFAULT_POLICY
+from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.ray.replicas import EngineReplica, HandleClient
 from lengthwise.ray.request_router import LengthwiseRequestRouter
-from lengthwise.routers import make_router
+from lengthwise.routers import DEFAULT_ROUTER, make_router
 from lengthwise.settings import validated
 from lengthwise.simulator.live import SCHEME, SimulatedFleet
 from lengthwise.vllm.embedded import EngineOptions
@@ -58,13 +60,13 @@ class ServeOptions(BaseModel):
     """Replicas of the gateway. Each has its own queue, router and predictor."""
     ingress_cpus: Annotated[float, Field(ge=0)] = 1.0
     """CPUs that Ray reserves for a replica of the gateway, which runs its predictor in a process of its own."""
-    in_flight: Annotated[int, Field(ge=1)] = 64
+    in_flight: Annotated[int, Field(ge=1)] = GatewayConfig.model_fields["in_flight"].default
     """Requests that run at once on one replica; the others wait in the gateway, in the policy's order."""
-    policy: str = "lengthwise"
+    policy: str = DEFAULT_POLICY
     """Order of waiting requests, in the gateway and in vLLM (docs/reference/policies.md)."""
-    router: str = "lengthwise"
+    router: str = DEFAULT_ROUTER
     """Choice of a replica (docs/reference/routing.md)."""
-    predictor: str = "fast"
+    predictor: str = DEFAULT_PREDICTOR
     """Length predictor of the gateway; its prediction is sent to the replica."""
     vllm: dict[str, Any] = {}
     """Options of `lengthwise engine` for vLLM replicas: max_num_seqs, max_model_len, extra and so on."""

@@ -24,6 +24,7 @@ from lengthwise.gateway.json_fields import LARGE_BODY
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.policies import Job
 from lengthwise.ray.calls import AVOID, read_job, set_replicas
+from lengthwise.routers import DEFAULT_ROUTER
 
 
 @dataclass(eq=False, slots=True)
@@ -70,7 +71,7 @@ class LengthwiseRequestRouter(RequestRouter):
     A call without a body goes to the replica with the fewest running calls.
     """
 
-    def initialize_state(self, router: str = "lengthwise") -> None:
+    def initialize_state(self, router: str = DEFAULT_ROUTER) -> None:
         """Make the router; `router` is its spec."""
         self.routes = RouterAdapter(warm_router(router))
         self._known: dict[ReplicaID, Replica] = {}

@@ -4,6 +4,7 @@ Routers are pure: time and events are arguments, and no router knows a clock, a 
 """
 
 from lengthwise.routers.base import (
+    DEFAULT_ROUTER,
     ROUTERS,
     Admitted,
     BaseRouter,
@@ -22,6 +23,7 @@ from lengthwise.routers.base import (
 )
 
 __all__ = [
+    "DEFAULT_ROUTER",
     "ROUTERS",
     "Admitted",
     "BaseRouter",

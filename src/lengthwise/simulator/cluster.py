@@ -23,7 +23,8 @@ from lengthwise.workloads.traces import CASTILLO, Source
 
 Given = TypeVar("Given")
 
-_DEFAULT_LOAD: Final = 0.9
+DEFAULT_LOAD: Final = 0.9
+"""Of a workload without arrivals of its own, where neither a rate nor a load is given."""
 
 
 def simulate(
@@ -134,8 +135,8 @@ def as_workload(
         require_kind(number, (int, float, np.number, type(None)), name, "a number above 0")
     if rate is not None and load is not None:
         raise InputError("both a rate and a load", field="load", hint="give one of them")
-    if rate is None and load is None and workload == CASTILLO:
-        load = _DEFAULT_LOAD
+    if rate is None and load is None:
+        load = next(iter(default_loads(workload)), None)
     own_arrivals = rate is None and load is None
     drawn = Source(workload, requests=requests).draws(own_arrivals=own_arrivals, slots=fleet.slots)(seed)
     if own_arrivals:
@@ -145,6 +146,11 @@ def as_workload(
     if rate is None or not rate > 0:
         raise InputError(f"a rate of {rate} requests per second", field="rate", hint="give a number above 0")
     return at_rate(drawn, rate)
+
+
+def default_loads(workload: str) -> list[float]:
+    """Return the loads of a named workload without a rate: one for CASTILLO, none for a trace, which has arrivals."""
+    return [DEFAULT_LOAD] if workload == CASTILLO else []
 
 
 def at_rate(workload: Workload, rate: float | None) -> Workload:

@@ -195,7 +195,7 @@ class Engine:
         self.spec, self.policy, self.traffic, self.decision_s = spec, policy, traffic, decision_s
         self.now = 0.0
         self.pool = BlockPool(spec.kv_blocks, caching=spec.prefix_caching)
-        self._joint = JointAdmission(spec.kv_blocks * spec.block_size, spec.block_size, spec.admission_quantile)
+        self._joint = JointAdmission(spec.kv_blocks * spec.block_size, spec.block_size, spec.chosen_quantile)
         self.queue = PolicyQueue(policy, spec.max_num_seqs, on_failure=_raise)
         self.running: list[Request] = []
         self.settled = 0

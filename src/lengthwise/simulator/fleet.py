@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError, require_kind
+from lengthwise.policies.admission import JOINT_QUANTILE, LENGTH_QUANTILE
 from lengthwise.settings import read_yaml, validated
 from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
 
@@ -30,7 +31,8 @@ class EngineSpec:
 
     `kv_tokens` is what requests may use (vLLM's num_gpu_blocks, less the null block, times block_size).
     Without `chunked_prefill` a prompt that does not fit into what a step has left of its token budget waits.
-    `admission` other than `prompt` predicts lengths, or what all take together (`joint`), at `admission_quantile`.
+    `admission` other than `prompt` predicts lengths, or what all take together (`joint`), at `admission_quantile`;
+    without one at that of every host, 0.995 for `joint` and 0.9 for a length.
     `kv_bytes_per_token` is sent per token where prefill and decode run on different engines; None where it is unknown.
     """
 
@@ -44,7 +46,7 @@ class EngineSpec:
     prefix_caching: bool = True
     chunked_prefill: bool = True
     admission: Admission = "prompt"
-    admission_quantile: float = 0.9
+    admission_quantile: float | None = None
     kv_bytes_per_token: int | None = None
 
     __pydantic_config__ = {"extra": "forbid", "arbitrary_types_allowed": True}  # noqa: RUF012  (for files)
@@ -54,7 +56,7 @@ class EngineSpec:
             value = getattr(self, field)
             self._require(field, isinstance(value, int | np.integer) and int(value) >= 1, "at least 1")
         self._require("admission", self.admission in get_args(Admission), f"one of {', '.join(get_args(Admission))}")
-        self._require("admission_quantile", 0.0 < self.admission_quantile < 1.0, "between 0 and 1")
+        self._require("admission_quantile", 0.0 < self.chosen_quantile < 1.0, "between 0 and 1")
         self._require(
             "kv_bytes_per_token", self.kv_bytes_per_token is None or self.kv_bytes_per_token >= 1, "at least 1"
         )
@@ -74,6 +76,13 @@ class EngineSpec:
     def _require(self, field: str, valid: bool, hint: str) -> None:
         if not valid:
             raise InputError(f"{getattr(self, field)!r}", source=self.name, field=field, hint=hint)
+
+    @property
+    def chosen_quantile(self) -> float:
+        """The quantile of admission: the one given, or the default of its rule."""
+        if self.admission_quantile is not None:
+            return self.admission_quantile
+        return JOINT_QUANTILE if self.admission == "joint" else LENGTH_QUANTILE
 
     @property
     def kv_blocks(self) -> int:

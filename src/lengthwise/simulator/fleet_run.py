@@ -105,7 +105,7 @@ def check_any_fits(workload: Workload, fleet: Fleet) -> None:
 
 def admission_quantile(fleet: Fleet) -> float | None:
     """Return the quantile at which engines predict lengths for admission; None if none of them does."""
-    levels = {spec.admission_quantile for spec in fleet.engines if spec.admission != "prompt"}
+    levels = {spec.chosen_quantile for spec in fleet.engines if spec.admission != "prompt"}
     if len(levels) > 1:
         raise InputError(
             f"engines with different admission quantiles: {sorted(levels)}",

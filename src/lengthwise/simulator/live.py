@@ -127,7 +127,7 @@ class ClientEngine(Engine):
         job.id = str(row)
         request = Request(job, row, job.arrival, tokens)
         if self.spec.admission in ("peak", "reserve"):
-            levels = length_levels(job.mu, job.sigma, job.cap, self.spec.admission_quantile)
+            levels = length_levels(job.mu, job.sigma, job.cap, self.spec.chosen_quantile)
             request.predicted_lengths = levels[0].tolist()
         self.enqueue(request)
         return request

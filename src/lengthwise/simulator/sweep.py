@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from lengthwise.errors import InputError
 from lengthwise.settings import read_yaml, validated
+from lengthwise.simulator.cluster import default_loads
 from lengthwise.simulator.fleet import Fleet, parse_fleet_events
 from lengthwise.simulator.grid import Plan
 from lengthwise.simulator.routing import charged_times_s
@@ -70,6 +71,9 @@ class Limits(BaseModel):
     admission: str | None = None
     """What must fit into KV memory for admission: `prompt` (vLLM's rule), the predicted future `peak` of all running
     requests, a quantile of what all take together (`joint`, as in the gateway), or a `reserve` for each."""
+    admission_quantile: float | None = None
+    """The quantile that must fit: with `joint` of what all take together [default: 0.995, as in the gateway], with
+    `peak` and `reserve` of each length [default: 0.9]."""
 
 
 class SweepConfig(BaseModel):
@@ -94,7 +98,8 @@ class SweepConfig(BaseModel):
     `history`, `memory` (past lengths behind the same prefix, session or tenant), `memory+fast`, `none`, `noisy:TAU`,
     `oracle` (TRUE LENGTHS: an upper bound) [default: fast if the workload has prompts, else history]."""
     rate: Numbers = []
-    """Requests per second, separated by commas [default: the workload's arrivals]."""
+    """Requests per second, separated by commas [default: the workload's arrivals; castillo, which has none: load
+    0.9]."""
     load: Numbers = []
     """Instead of a rate: multiples of the capacity under FCFS and round robin, separated by commas."""
     requests: int | None = Field(None, ge=1)
@@ -130,12 +135,12 @@ class SweepConfig(BaseModel):
 
     def plans(self) -> list[tuple[Source, Plan]]:
         """Return a validated plan for each pair of workload and fleet."""
-        return [(self._source(name), self._plan(fleet)) for name in self.workload for fleet in self.fleet]
+        return [(self._source(name), self._plan(name, fleet)) for name in self.workload for fleet in self.fleet]
 
     def _source(self, name: str) -> Source:
         return Source(name, self.llm, self.requests, self.cv)
 
-    def _plan(self, fleet: str) -> Plan:
+    def _plan(self, workload: str, fleet: str) -> Plan:
         events = [
             event
             for kind, texts in (("down", self.down), ("up", self.up), ("drain", self.drain))
@@ -143,12 +148,18 @@ class SweepConfig(BaseModel):
             for event in parse_fleet_events(kind, text)  # type: ignore[arg-type]
         ]
         engines = Fleet.parse(fleet).limited_to(**self.limits.model_dump())
+        if self.limits.admission_quantile is not None and all(each.admission == "prompt" for each in engines.engines):
+            raise InputError(
+                "no engine admits by a quantile",
+                field="admission_quantile",
+                hint="add --admission joint, peak or reserve",
+            )
         return Plan(
             engines,
             policies=self.policy,
             predictors=self.predictor,
             rates=self.rate,
-            loads=self.load,
+            loads=self.load or ([] if self.rate else default_loads(workload)),
             seeds=range(self.seed, self.seed + self.seeds),
             prediction_delay_s=self.prediction_delay,
             decision_s=self.decision_time,

@@ -28,7 +28,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from lengthwise.cache import cache_home
 from lengthwise.errors import InputError
-from lengthwise.policies import make_policy
+from lengthwise.policies import DEFAULT_POLICY, make_policy
 from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE
 from lengthwise.predictors.probe import load_probe, probe_path
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
@@ -53,7 +53,7 @@ class EngineOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    policy: str = "lengthwise"
+    policy: str = DEFAULT_POLICY
     """Order of waiting requests in the engine (docs/reference/policies.md)."""
     predictor: str = DEFAULT_PREDICTOR
     """Length predictor: fast, default, none, or a model file (.lw)."""

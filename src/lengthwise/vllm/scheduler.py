@@ -61,7 +61,7 @@ from vllm.v1.request import Request
 
 from lengthwise.client.kind import MARKER
 from lengthwise.lengths import LengthDistribution
-from lengthwise.policies import Job, Policy, PolicyQueue, make_policy
+from lengthwise.policies import DEFAULT_POLICY, Job, Policy, PolicyQueue, make_policy
 from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import (
@@ -92,7 +92,6 @@ from lengthwise.vllm.refine import (
 from lengthwise.vllm.releases import VLLM_RELEASES
 from lengthwise.vllm.steps import StepLog, spans
 
-DEFAULT_POLICY: Final = "lengthwise"
 POLICY_VARIABLE: Final = "LENGTHWISE_POLICY"
 PREDICTOR_VARIABLE: Final = "LENGTHWISE_PREDICTOR"
 MEMORY_VARIABLE: Final = "LENGTHWISE_MEMORY"
