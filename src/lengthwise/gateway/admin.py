@@ -201,7 +201,7 @@ class Admin:
         except (ValueError, KeyError, TypeError) as error:
             raise ApiError(400, 'send {"policy": NAME}', param="policy", code="invalid_value") from error
         self._dispatcher.use(policy)
-        self._metrics.policy_changes.increment()
+        self._metrics.policy_changes.inc()
 
 
 def _described(engine: GatewayEngine) -> dict[str, Any]:

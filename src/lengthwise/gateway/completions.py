@@ -234,7 +234,7 @@ class Completions(Endpoint):
                 wait_s = self._retry_in_s(engine, call, error)
                 if wait_s is None:
                     raise from_engine(error) from error
-                self._metrics.retries.increment(error.kind)
+                self._metrics.retries.labels(error.kind).inc()
             except ApiError as error:
                 if not call.caller.answered:
                     raise
