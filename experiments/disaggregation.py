@@ -33,7 +33,7 @@ from lengthwise.simulator import (
     simulate,
 )
 from lengthwise.simulator.cluster import at_rate
-from lengthwise.simulator.grid import Measure, Statistic
+from lengthwise.simulator.grid import Metric, Statistic
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw
 from lengthwise.workloads.generators import DiscreteLengths, react_workload
 from lengthwise.workloads.traces import find_trace
@@ -128,11 +128,11 @@ def _predicted(case: str, requests: int, seed: int, predictor: str) -> RequestPr
     return predict_workload(draw(case, requests, seed), predictor, seed=seed)
 
 
-What = tuple[Measure, Statistic]
+What = tuple[Metric, Statistic]
 """A statistic of a latency."""
 
 ENGINE: Final = "llama-3-8b@a100"
-COMPARED: Final[tuple[What, ...]] = (
+FIGURES: Final[tuple[What, ...]] = (
     ("ttft_s", "mean"),
     ("ttft_s", "p99"),
     ("tpot_s", "mean"),
@@ -241,7 +241,7 @@ def _arranged(
             task.load,
             task.prefill,
             task.refresh,
-            {figure: each.over(found[base(task)], *figure) for figure in COMPARED},
+            {figure: each.over(found[base(task)], *figure) for figure in FIGURES},
             seeds=each.seeds,
         )
         for task, each in found.items()
@@ -249,7 +249,7 @@ def _arranged(
 
 
 _CHOSEN_BY: Final[What] = ("e2e_s", "mean")
-_TITLES: Final = {(measure, statistic): f"{NAMES[measure]} {statistic}" for measure, statistic in COMPARED}
+_TITLES: Final = {(measure, statistic): f"{NAMES[measure]} {statistic}" for measure, statistic in FIGURES}
 
 
 def tables(found: DisaggregationResult) -> list[Table]:
@@ -271,7 +271,7 @@ def _verdicts(found: DisaggregationResult) -> Table:
         for load in found.grid.loads:
             best = found.best(case, load, _CHOSEN_BY)
             split = _split_name(found, best)
-            cells = [f"{split} {verdict(best.ratios[what])} {best.ratios[what].ratio:.2f}" for what in COMPARED]
+            cells = [f"{split} {verdict(best.ratios[what])} {best.ratios[what].ratio:.2f}" for what in FIGURES]
             rows.append([f"{case} {load:.1f}", *cells])
     how = (
         "Of the splits, prefill:decode, the one with the least mean E2E, and its multiples of the mixed fleet's; "
@@ -288,7 +288,7 @@ def _case(found: DisaggregationResult, case: str) -> Table:
         [
             f"{load:.1f} {_split_name(found, one)}",
             *(seconds(one.mean(*path)) for path in times),
-            *(multiple(one.ratios[what]) for what in COMPARED),
+            *(multiple(one.ratios[what]) for what in FIGURES),
         ]
         for load in found.grid.loads
         for one in found.of(case, load)
@@ -310,7 +310,7 @@ def _refreshed(found: DisaggregationResult) -> Table:
         [
             f"{one.case} {one.load:.1f} {_split_name(found, one)}",
             one.refresh or f"{FIRST}, kept",
-            *(multiple(one.ratios[what]) for what in COMPARED),
+            *(multiple(one.ratios[what]) for what in FIGURES),
         ]
         for one in found.refreshed
     ]

@@ -20,11 +20,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from experiments.routing import (
-    COMPARED,
     ENGINE,
     EXAMPLES,
     LATENCY_S,
     PAPER,
+    PAPER_ENGINES,
     SECONDS,
     VARIED,
     WORKLOADS,
@@ -142,7 +142,7 @@ def measure(run: Run, grid: PrebleGrid) -> PrebleResult:
     """Run everything that the cache does not have."""
     if castillo_prompts().origin == PACKAGED:
         run.note(SAMPLE_ONLY)
-    fleets = {count: Fleet.parse(f"{count}*{ENGINE}") for count in {1, COMPARED, *grid.engines}}
+    fleets = {count: Fleet.parse(f"{count}*{ENGINE}") for count in {1, PAPER_ENGINES, *grid.engines}}
 
     def react(place: Place, seed: int) -> tuple[Setting, float]:
         return grid.react(fleets[place.engines], place.at, seed), place.at
@@ -153,7 +153,7 @@ def measure(run: Run, grid: PrebleGrid) -> PrebleResult:
         "diagnosis",
         in_paper,
         grid.seeds,
-        lambda rate, seed: Call(diagnosis, react(Place(VARIED, COMPARED, rate), seed)),
+        lambda rate, seed: Call(diagnosis, react(Place(VARIED, PAPER_ENGINES, rate), seed)),
     )
     return PrebleResult(
         grid,
@@ -202,8 +202,8 @@ def _cells(
 
 def by_true_lengths(found: PrebleResult) -> dict[float, Ratio]:
     """E2 with true lengths over E2 on figure 2's engines, by requests per second."""
-    rates = [place.at for place in places(found.react) if place.engines == COMPARED]
-    pairs = {rate: [find(found.react, run, COMPARED, rate) for run in (E2_TRUE, E2)] for rate in rates}
+    rates = [place.at for place in places(found.react) if place.engines == PAPER_ENGINES]
+    pairs = {rate: [find(found.react, run, PAPER_ENGINES, rate) for run in (E2_TRUE, E2)] for rate in rates}
     return {rate: true.over(plain, "per_token_s", "mean") for rate, (true, plain) in pairs.items()}
 
 
@@ -260,7 +260,7 @@ def _over_rates(found: PrebleResult, engines: int, measure: str) -> Table:
 def _figure_2(found: PrebleResult) -> Table:
     rows = []
     for rate, ratio in by_true_lengths(found).items():
-        plain, true, ours = (find(found.react, run, COMPARED, rate) for run in (E2, E2_TRUE, OURS_TRUE))
+        plain, true, ours = (find(found.react, run, PAPER_ENGINES, rate) for run in (E2, E2_TRUE, OURS_TRUE))
         theirs = LATENCY_S.get(rate)
         paper = ["–"] * 3
         if theirs is not None:
@@ -273,7 +273,7 @@ def _figure_2(found: PrebleResult) -> Table:
         "lengthwise (oracle)",
     )  # fmt: skip
     notes = ["Mean normalized latency. The paper has one run each; our brackets: 95 % interval over seeds, paired."]
-    return Table(f"Figure 2: E2 with true lengths, {COMPARED} engines", columns, rows, notes)
+    return Table(f"Figure 2: E2 with true lengths, {PAPER_ENGINES} engines", columns, rows, notes)
 
 
 def _diagnosis(found: PrebleResult) -> Table:
@@ -295,7 +295,7 @@ def _diagnosis(found: PrebleResult) -> Table:
         "sent elsewhere: requests routed to another engine with true lengths. short among live: one-token answers.",
         "moves: how often a workload continues on another engine, per run.",
     ]
-    return Table(f"Why true lengths change little in E2, {COMPARED} engines", columns, rows, notes)
+    return Table(f"Why true lengths change little in E2, {PAPER_ENGINES} engines", columns, rows, notes)
 
 
 def _against_e2_length(found: PrebleResult) -> Table:
@@ -365,15 +365,15 @@ _DRAWN: Final = (
 
 def draw(found: PrebleResult, path: Path) -> None:
     """Normalized latency and E2E over the rate on figure 2's engines, and E2E over the load of CASTILLO."""
-    on_react = [cell for cell in found.react if cell.place.engines == COMPARED]
+    on_react = [cell for cell in found.react if cell.place.engines == PAPER_ENGINES]
     on_castillo = [Routing(name) for name in ("least_outstanding", "least_load", "cache_aware", "dynamo", "e2")]
     on_castillo.append(Routing("lengthwise", found.grid.predictor))
     with figure(1, 3, size=(13.5, 4.6), title="Routers, FCFS inside engines") as (drawing, panels):
         _lines(panels[0], on_react, "per_token_s", _DRAWN)
         _lines(panels[1], on_react, "e2e_s", _DRAWN)
         _lines(panels[2], found.shared, "e2e_s", on_castillo)
-        panels[0].set_title(f"ReAct, {COMPARED} engines: latency per token")
-        panels[1].set_title(f"ReAct, {COMPARED} engines: mean E2E")
+        panels[0].set_title(f"ReAct, {PAPER_ENGINES} engines: latency per token")
+        panels[1].set_title(f"ReAct, {PAPER_ENGINES} engines: mean E2E")
         panels[2].set_title("CASTILLO, shared prefixes: mean E2E")
         save(drawing, path)
 

@@ -19,12 +19,12 @@ from typing import Any, Final
 
 from experiments.routing import (
     BY_PREFIX,
-    COMPARED,
     ENGINE,
     EXAMPLES,
     FIXED,
     LATENCY_S,
     PAPER,
+    PAPER_ENGINES,
     SECONDS,
     VARIED,
     WORKLOADS,
@@ -133,7 +133,7 @@ def _plan(grid: FiguresGrid) -> Iterator[tuple[Place, Routing]]:
         yield from ((Place(FIXED, engines, max(grid.rates)), variant) for variant in CHARGED)
     for rate in high:
         for variant in (Routing(LOR), E2, E2_TRUE, OURS, OURS_TRUE, *FAITHFUL):
-            yield Place(VARIED, COMPARED, rate), variant
+            yield Place(VARIED, PAPER_ENGINES, rate), variant
         for engines in grid.engines[-2:]:
             yield from (
                 (Place(BY_PREFIX, engines, rate), variant) for variant in (Routing(LOR), E2, E2_TRUE, OURS, OURS_TRUE)
@@ -216,7 +216,7 @@ def _overhead(found: FiguresResult) -> Table:
 
 def _spread_cost(found: FiguresResult, variant: Routing, rate: float, rule: str) -> Ratio | None:
     """Latency with lengths of 1 or 300 over that with 150 for all: the same mean, arrivals and prompts."""
-    varied, fixed = (found.find(lengths, COMPARED, rate, variant) for lengths in (VARIED, FIXED))
+    varied, fixed = (found.find(lengths, PAPER_ENGINES, rate, variant) for lengths in (VARIED, FIXED))
     return None if varied is None or fixed is None else varied.over(fixed, rule)
 
 
@@ -230,7 +230,7 @@ def _variance(found: FiguresResult) -> Table:
                 rows.append([f"{rate:g}", NAMES[variant], *shown])
     notes = ["Mean normalized latency weights a wait by 1 / length, so answers of one token dominate it."]
     columns = ("requests/s", "router", *RULES.values())
-    return Table(f"Figure 1D: 1 or 300 tokens over 150, {COMPARED} engines", columns, rows, notes)
+    return Table(f"Figure 1D: 1 or 300 tokens over 150, {PAPER_ENGINES} engines", columns, rows, notes)
 
 
 def _true_lengths(found: FiguresResult) -> Table:
@@ -264,7 +264,7 @@ def claims(found: FiguresResult) -> list[Claim]:
                 if ratio is not None:
                     rows.append(Claim(f"1 or 300 over 150 tokens, {rate:g}/s: {variant.router}", None, ratio, setting))
         for rate, (plain, true) in LATENCY_S.items():
-            ratio = found.ratio(VARIED, COMPARED, rate, E2_TRUE, E2, rule)
+            ratio = found.ratio(VARIED, PAPER_ENGINES, rate, E2_TRUE, E2, rule)
             if ratio is not None:
                 rows.append(Claim(f"E2 with true lengths over E2, {rate:g}/s", true / plain, ratio, setting))
         engines, rate = max(found.grid.engines), max(found.grid.rates)

@@ -41,7 +41,7 @@ FIXED: Final = "150:1"
 """The same mean without variance (figures 1A to 1C)."""
 BY_PREFIX: Final = "by prefix"
 """Each workload has its own length, from 1 to 298 in steps of 33."""
-COMPARED: Final = 8
+PAPER_ENGINES: Final = 8
 """Engines of figure 2."""
 LATENCY_S: Final = {64.0: (0.1427, 0.1223), 128.0: (0.2559, 0.1820)}
 """Figure 2, mean normalized latency by requests per second: Preble, and with the oracle's lengths. One run each."""

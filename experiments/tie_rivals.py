@@ -37,7 +37,7 @@ from lengthwise.lengths.fit import fit_rows
 from lengthwise.predictors.encoder import mu_and_sigma
 from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.simulator import RequestPredictions, predict_workload
-from lengthwise.simulator.grid import Cell, Grid, Measure, Plan, run_grid
+from lengthwise.simulator.grid import Cell, Grid, Metric, Plan, run_grid
 from lengthwise.traffic.scores import kendall_tau
 from lengthwise.workloads import LengthSamples, Workload
 
@@ -51,7 +51,7 @@ OWN: Final = {"sjf": "ssjf", "ltr": "ltr", "tie": "tie"}
 OWN_SETTING, TIES_SETTING = "own predictors", "TIE's for all"
 COLUMNS: Final = ("ssjf", "ltr", "mu", "sigma")
 """ln of the predicted length, score, mu and sigma."""
-_DEFINITIONS: Final[Mapping[str, Measure]] = {
+_DEFINITIONS: Final[Mapping[str, Metric]] = {
     "mean of E2E / tokens": "per_token_s",
     "total E2E / total tokens": "e2e_s",
 }
@@ -251,7 +251,7 @@ def _latency(found: RivalsResult, definition: str) -> Table:
     return Table(f"Latency per token, {definition}", columns, rows, notes, sections(rows, lambda row: row[1]))
 
 
-def _per_token(cell: Cell, measured: Measure) -> str:
+def _per_token(cell: Cell, measured: Metric) -> str:
     mean = cell.latency(measured, "mean")
     tokens = float(np.mean([each.output_tokens.mean() for each in cell.outcomes]))
     return seconds(mean if measured == "per_token_s" else mean / tokens)

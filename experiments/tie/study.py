@@ -19,7 +19,7 @@ from experiments.tie.traffic import AS_IN_PAPER, LogNormalPredictions, synthetic
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.simulator import Fleet, predict_workload, simulate
-from lengthwise.simulator.grid import Cell, Draw, Grid, Level, Measure, Plan, Statistic, run_grid
+from lengthwise.simulator.grid import Cell, Draw, Grid, Level, Metric, Plan, Statistic, run_grid
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.workloads import LengthSamples, Workload, castillo_workload
 
@@ -215,7 +215,7 @@ def find(grid: Grid, policy: str, predictor: str, level: Level | None = None) ->
     return next(cell for cell in grid.cells if (cell.policy, cell.predictor, cell.level) == wanted)
 
 
-def over(cell: Cell, base: Cell, measure: Measure = "per_token_s", statistic: Statistic = "mean") -> Ratio:
+def over(cell: Cell, base: Cell, measure: Metric = "per_token_s", statistic: Statistic = "mean") -> Ratio:
     """The ratio of a statistic of two cells, paired by seed."""
     return over_seeds(cell.figures(measure, statistic), base.figures(measure, statistic))
 

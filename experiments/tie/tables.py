@@ -30,7 +30,7 @@ from lengthwise.reports.page import Figure, axes, axis, panel
 from lengthwise.reports.runs import predictor_label
 from lengthwise.reports.simulation import runs_of
 from lengthwise.reports.tables import Table, multiple, seconds
-from lengthwise.simulator.grid import Cell, Grid, Measure, Statistic
+from lengthwise.simulator.grid import Cell, Grid, Metric, Statistic
 from lengthwise.simulator.predictions import RequestPredictions
 
 _BINS: Final = 32
@@ -42,7 +42,7 @@ _OTHERS: Final = tuple(policy for policy in POLICIES if policy != "fcfs")
 
 
 def pair_claims(
-    settings: Mapping[str, tuple[Grid, Mapping[str, str]]], definitions: Mapping[str, Measure]
+    settings: Mapping[str, tuple[Grid, Mapping[str, str]]], definitions: Mapping[str, Metric]
 ) -> list[Claim]:
     """The paper's ratios at its highest rate, where a setting is a grid and the predictor of each policy.
 
@@ -99,7 +99,7 @@ def _ablation_claims(found: TieResult) -> Iterator[Claim]:
 
 def _large_claims(found: TieResult) -> Iterator[Claim]:
     """The paper's table across data sets with a 70B LLM, by both definitions of latency per token."""
-    definitions: Mapping[str, Measure] = {"": "per_token_s", ", total E2E / total tokens": "e2e_s"}
+    definitions: Mapping[str, Metric] = {"": "per_token_s", ", total E2E / total tokens": "e2e_s"}
     for corpus, grid in found.large.items():
         given = paper.ONLINE[f"{corpus} 70B"]
         for suffix, measure in definitions.items():
@@ -217,7 +217,7 @@ def tables(found: TieResult) -> list[Table]:
     ]
 
 
-def _over_load(found: TieResult, what: str, shown: Callable[[Cell, Cell], str], measure: Measure) -> Table:
+def _over_load(found: TieResult, what: str, shown: Callable[[Cell, Cell], str], measure: Metric) -> Table:
     grid = found.online
     rows = [["fcfs", "", *(seconds(find(grid, "fcfs", "", level).latency(measure, "mean")) for level in grid.levels)]]
     for predictor in dict.fromkeys((found.predictor, "oracle")):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.frontier import (
-    COMPARED,
+    UNDER_ERRORS,
     ERRORS,
     GIVEN_SLO,
     GIVEN_TRUE,
@@ -66,8 +66,8 @@ def made_up() -> FrontierResult:
     point = Gains(*(Ratio(1.2, 1.1, 1.3),) * 4, in_time=0.5)
     curves = [f"{prefix} {each}" for prefix in ("slo", "true") for each in TARGETS]
     points = {(ROBUST, "noisy:0.55"): dict.fromkeys(["fcfs", *grid.policies, GIVEN_SLO, GIVEN_TRUE, *curves], point)}
-    points |= {(ROBUST, error): dict.fromkeys(["fcfs", *COMPARED], point) for error in ("noisy:0.2", *ERRORS)}
-    points[OVERLOAD, "noisy:0.55"] = dict.fromkeys(["fcfs", *COMPARED, "sjf"], point)
+    points |= {(ROBUST, error): dict.fromkeys(["fcfs", *UNDER_ERRORS], point) for error in ("noisy:0.2", *ERRORS)}
+    points[OVERLOAD, "noisy:0.55"] = dict.fromkeys(["fcfs", *UNDER_ERRORS, "sjf"], point)
     return FrontierResult(grid, points)
 
 
@@ -75,7 +75,7 @@ def test_the_tables_show_every_policy_and_the_figure_is_drawn(tmp_path: Path) ->
     found = made_up()
     frontier, poor, overload = tables(found)
     assert {row[1] for row in frontier.rows} == {"lengthwise", "slo", GIVEN_SLO, GIVEN_TRUE}
-    assert len(poor.rows) == len(COMPARED) * (1 + len(ERRORS))
+    assert len(poor.rows) == len(UNDER_ERRORS) * (1 + len(ERRORS))
     assert len(overload.rows) == 5
     draw(found, tmp_path / "frontier.svg")
     assert "slo over targets" in (tmp_path / "frontier.svg").read_text()

@@ -49,7 +49,7 @@ from lengthwise.simulator import (
     simulate,
     summarise,
 )
-from lengthwise.simulator.grid import Measure, paired_ratio
+from lengthwise.simulator.grid import Metric, paired_ratio
 from lengthwise.simulator.metrics import TRUTH
 from lengthwise.traffic.log import EngineReading
 from lengthwise.traffic.reader import LoggedTraffic, column
@@ -410,7 +410,7 @@ def _replay(policy: str, traffic: ShadowTraffic, fleet: Fleet, base: Outcome, de
     ]
 
 
-def _captured(ours: Outcome, true: Outcome, base: Outcome, measure: Measure) -> float:
+def _captured(ours: Outcome, true: Outcome, base: Outcome, measure: Metric) -> float:
     return gain_captured(*(getattr(run.summary, measure).mean for run in (ours, base, true)))
 
 

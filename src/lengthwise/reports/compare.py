@@ -19,7 +19,7 @@ from lengthwise.reports.runs import NAMES
 from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.simulator import Fleet, Outcome
 from lengthwise.simulator.cluster import as_fleet, as_predictions, as_workload
-from lengthwise.simulator.grid import COMPARED, Measure, Statistic, paired_ratio
+from lengthwise.simulator.grid import COMPARED, Metric, Statistic, paired_ratio
 from lengthwise.simulator.tasks import DrawnSetting, SimulationTask
 from lengthwise.workloads import Workload
 
@@ -35,36 +35,36 @@ class Comparison:
     labels: tuple[str, ...]
     seed: int = 0
 
-    def ratio(self, number: int, measure: Measure = "e2e_s", statistic: Statistic = "mean") -> Ratio:
+    def ratio(self, number: int, metric: Metric = "e2e_s", statistic: Statistic = "mean") -> Ratio:
         """Return one outcome's statistic over the first outcome's, with a 95 % interval."""
         if number == 0:
             return Ratio(1.0, 1.0, 1.0)
-        return paired_ratio(self.outcomes[number], self.outcomes[0], measure, statistic, seed=self.seed)
+        return paired_ratio(self.outcomes[number], self.outcomes[0], metric, statistic, seed=self.seed)
 
     @property
     def table(self) -> Table:
         """Mean and p99 latencies and their ratios."""
-        figures = [(measure, statistic) for measure, statistic in COMPARED if measure in ("ttft_s", "e2e_s")]
+        figures = [(metric, statistic) for metric, statistic in COMPARED if metric in ("ttft_s", "e2e_s")]
         columns = ["policy"]
-        for measure, statistic in figures:
-            columns += [f"{NAMES[measure]} {statistic}", "over first"]
+        for metric, statistic in figures:
+            columns += [f"{NAMES[metric]} {statistic}", "over first"]
         rows = []
         for number, (label, outcome) in enumerate(zip(self.labels, self.outcomes, strict=True)):
             row = [label]
-            for measure, statistic in figures:
-                value = float(getattr(getattr(outcome.summary, measure), statistic))
-                row += [seconds(value), multiple(self.ratio(number, measure, statistic))]
+            for metric, statistic in figures:
+                value = float(getattr(getattr(outcome.summary, metric), statistic))
+                row += [seconds(value), multiple(self.ratio(number, metric, statistic))]
             rows.append(row)
         notes = [f"{len(self.outcomes[0]):,} requests, the same for all; 95 % intervals of a paired block bootstrap."]
         if any(outcome.true_lengths for outcome in self.outcomes):
             notes.append("TRUE LENGTHS: the predictor `oracle` knows them; no deployment does.")
         return Table("Latency over the first", columns, rows, notes)
 
-    def plot(self, measure: Measure = "e2e_s", statistic: Statistic = "mean") -> Figure:
+    def plot(self, metric: Metric = "e2e_s", statistic: Statistic = "mean") -> Figure:
         """Draw the ratios with their intervals as a Matplotlib figure."""
         from matplotlib.figure import Figure  # an extra: lengthwise[reports]
 
-        ratios = [self.ratio(number, measure, statistic) for number in range(len(self.outcomes))]
+        ratios = [self.ratio(number, metric, statistic) for number in range(len(self.outcomes))]
         drawing = Figure(figsize=(6.0, 0.6 + 0.4 * len(ratios)), layout="constrained")
         axes = drawing.add_subplot()
         places = np.arange(len(ratios))
@@ -74,7 +74,7 @@ class Comparison:
         axes.axvline(1.0, linewidth=0.8, color="0.6")
         axes.set_yticks(places, self.labels)
         axes.invert_yaxis()
-        axes.set_xlabel(f"{NAMES[measure]} {statistic} over {self.labels[0]}")
+        axes.set_xlabel(f"{NAMES[metric]} {statistic} over {self.labels[0]}")
         return drawing
 
     def __repr__(self) -> str:

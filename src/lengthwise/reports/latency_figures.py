@@ -19,7 +19,7 @@ from lengthwise.reports.page import (
     ratio_axis,
     tokens_axis,
 )
-from lengthwise.reports.runs import NAMES, RATIOS, ReportedRun, top_level
+from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, figure_name, top_level
 from lengthwise.simulator.grid import BASELINE
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
 
@@ -90,7 +90,8 @@ def ratio_intervals(runs: Sequence[ReportedRun]) -> Figure:
     base = next((run.name for run in runs if run.is_baseline), BASELINE)
     levels = len({run.level for run in known}) > 1
     names = [f"{run.label}, {run.level}" if levels else run.label for run in known]
-    shown = [name for name in RATIOS if any(not math.isnan(run.ratio(name).ratio) for run in known)]
+    titles = {figure_name(*what): title for what, title in SHOWN.items()}
+    shown = [name for name in titles if any(not math.isnan(run.ratio(name).ratio) for run in known)]
     data: list[dict[str, Any]] = []
     panels = []
     for place, figure in enumerate(shown):
@@ -103,7 +104,7 @@ def ratio_intervals(runs: Sequence[ReportedRun]) -> Figure:
         ends = [end for ratio in ratios for end in (ratio.low, ratio.ratio, ratio.high)]
         order = {"categoryorder": "array", "categoryarray": names[::-1], "showticklabels": place % 2 == 0}
         panels.append((ratio_axis("", ends), axis("", type="category", **order)))
-    layout = axes(panels, columns=min(2, len(panels)) or 1, titles=[f"{RATIOS[name]} over {base}" for name in shown])
+    layout = axes(panels, columns=min(2, len(panels)) or 1, titles=[f"{titles[name]} over {base}" for name in shown])
     row = 80 + 28 * len(known)
     layout["grid"]["ygap"] = 60 / row
     line = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "line": {"width": 1, "color": BASELINE_COLOUR}}
@@ -121,13 +122,13 @@ def latency_by_load(runs: Sequence[ReportedRun]) -> Figure:
     if len({run.load for run in known}) > 1:
         for label in dict.fromkeys(run.label for run in known):
             line = sorted((run for run in known if run.label == label), key=lambda run: run.load)
-            for place, (measure, statistic) in enumerate(shown):
-                y = [run.latency[measure][statistic] for run in line]
+            for place, (metric, statistic) in enumerate(shown):
+                y = [run.latency[metric][statistic] for run in line]
                 x = [run.load for run in line]
                 data.append({**trace(line[0], known, place, "lines+markers"), "x": x, "y": y})
     unit = "requests/s" if known and known[0].level.endswith("/s") else "load"
     panels = [(axis(unit), axis("seconds", rangemode="tozero"))] * len(shown)
-    titles = [f"{statistic} {NAMES[measure]}" for measure, statistic in shown]
+    titles = [f"{statistic} {NAMES[metric]}" for metric, statistic in shown]
     return Figure(
         "Latency by load",
         "Averaged over seeds, where there are several.",

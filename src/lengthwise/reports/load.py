@@ -51,7 +51,7 @@ class ReplayReport:
             "output_tokens_per_s": summary.output_tokens_per_s,
             "within_slo": load.within(self.slo),
             "goodput_per_s": load.goodput(self.slo),
-            **{measure: getattr(summary, measure) for measure in NAMES},
+            **{metric: getattr(summary, metric) for metric in NAMES},
             "itl_s": load.itl_s,
         }
 
@@ -74,7 +74,7 @@ class ReplayReport:
                 load.model,
                 level=_level(load),
                 load=load.rate if load.rate is not None and math.isfinite(load.rate) else math.nan,
-                latency={measure: asdict(getattr(load.summary(), measure)) for measure in NAMES},
+                latency={metric: asdict(getattr(load.summary(), metric)) for metric in NAMES},
                 profile=load.summary().profile,
             )
             for load in self.loads
@@ -87,7 +87,7 @@ class ReplayReport:
             return [self._rates()]
         load = self.loads[0]
         summary = load.summary()
-        spreads = {name: getattr(summary, measure) for measure, name in NAMES.items()} | {"ITL": load.itl_s}
+        spreads = {name: getattr(summary, metric) for metric, name in NAMES.items()} | {"ITL": load.itl_s}
         rows = [[name, *(seconds(each) for each in (s.mean, s.p50, s.p90, s.p99))] for name, s in spreads.items()]
         notes = [
             f"{summary.requests:,} of {load.requests:,} served in {summary.makespan_s:.1f} s by {load.model}",

@@ -9,7 +9,7 @@ from typing import Any
 
 from lengthwise.reports.latency_figures import figures, trace
 from lengthwise.reports.page import BASELINE_COLOUR, Document, Figure, Origin, axes, axis
-from lengthwise.reports.runs import COMPARED, NAMES, ReportedRun, figure_name, predictor_label
+from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, figure_name, predictor_label
 from lengthwise.reports.tables import Table, seconds, share
 from lengthwise.reports.verdict import Verdict, engine_count, on_engines
 from lengthwise.simulator.grid import BASELINE, paired_ratio
@@ -100,15 +100,13 @@ class PlanReport:
         found = []
         for plan, trial in trials:
             outcome = trial.outcome
-            ratios = (
-                {} if base is None else {figure_name(*what): paired_ratio(outcome, base, *what) for what in COMPARED}
-            )
+            ratios = {} if base is None else {figure_name(*what): paired_ratio(outcome, base, *what) for what in SHOWN}
             found.append(
                 ReportedRun(
                     plan.policy,
                     plan.predictor,
                     level=engine_count(common),
-                    latency={measure: asdict(getattr(outcome.summary, measure)) for measure in NAMES},
+                    latency={metric: asdict(getattr(outcome.summary, metric)) for metric in NAMES},
                     over_fcfs=ratios,
                     profile=outcome.summary.profile,
                 )

@@ -14,18 +14,17 @@ from typing import Any, Final
 import numpy as np
 
 from lengthwise.intervals import Ratio
-from lengthwise.simulator.grid import BASELINE, USUAL_ROUTER, Measure, Statistic
+from lengthwise.simulator.grid import BASELINE, USUAL_ROUTER, Metric, Statistic
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
 
 NAMES: Final = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "per_token_s": "per token"}
-COMPARED: Final[tuple[tuple[Measure, Statistic], ...]] = (
-    ("e2e_s", "mean"),
-    ("e2e_s", "p99"),
-    ("ttft_s", "mean"),
-    ("per_token_s", "mean"),
-)
-"""What runs are compared by."""
-RATIOS: Final = {"e2e_mean": "mean E2E", "e2e_p99": "p99 E2E", "ttft_mean": "mean TTFT", "per_token_mean": "per token"}
+SHOWN: Final[Mapping[tuple[Metric, Statistic], str]] = {
+    ("e2e_s", "mean"): "mean E2E",
+    ("e2e_s", "p99"): "p99 E2E",
+    ("ttft_s", "mean"): "mean TTFT",
+    ("per_token_s", "mean"): "per token",
+}
+"""Statistics that reports show of every run, and their titles."""
 
 
 def predictor_label(predictor: str | None) -> str:
@@ -33,9 +32,9 @@ def predictor_label(predictor: str | None) -> str:
     return f"{TRUTH} (TRUE LENGTHS)" if predictor == TRUTH else predictor or ""
 
 
-def figure_name(measure: str, statistic: str) -> str:
+def figure_name(metric: str, statistic: str) -> str:
     """Return the name of a statistic among a run's ratios: `e2e_mean` for the mean of `e2e_s`."""
-    return f"{measure.removesuffix('_s')}_{statistic}"
+    return f"{metric.removesuffix('_s')}_{statistic}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class ReportedRun:
     """The load in words."""
     load: float = math.nan
     latency: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Mean, p50, p90 and p99 in seconds, by measure (`e2e_s`)."""
+    """Mean, p50, p90 and p99 in seconds, by metric (`e2e_s`)."""
     over_fcfs: Mapping[str, Ratio] = field(default_factory=dict)
     """Ratios by figure (`e2e_mean`), below 1 is better."""
     profile: LatencyProfile | None = None
@@ -92,7 +91,7 @@ class ReportedRun:
         return self.over_fcfs.get(figure, Ratio.none())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the run for JSON: measures are keys of their own."""
+        """Return the run for JSON: metrics are keys of their own."""
         plain = asdict(self)
         plain.pop("reference")
         return {**plain, **plain.pop("latency")}

@@ -16,19 +16,19 @@ from lengthwise.reports.verdict import on_policies
 from lengthwise.simulator.grid import (
     BASELINE,
     COMPARED,
-    MEASURES,
+    METRICS,
     STATISTICS,
     Cell,
     Grid,
     Level,
-    Measure,
+    Metric,
     Statistic,
 )
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
 from lengthwise.simulator.sweep import SweepResult
 
 _WAITING: Final = 0.01
-_AGAINST: Final[tuple[tuple[Measure, Statistic], ...]] = (
+_AGAINST: Final[tuple[tuple[Metric, Statistic], ...]] = (
     ("ttft_s", "mean"),
     ("e2e_s", "mean"),
     ("e2e_s", "p99"),
@@ -47,13 +47,13 @@ def tables(grid: Grid) -> list[Table]:
     ]
 
 
-def _latency(grid: Grid, title: str, measures: Sequence[Measure]) -> Table:
-    columns = [(measure, statistic) for measure in measures for statistic in STATISTICS]
+def _latency(grid: Grid, title: str, metrics: Sequence[Metric]) -> Table:
+    columns = [(metric, statistic) for metric in metrics for statistic in STATISTICS]
     return _table(
         grid,
         title,
-        [f"{NAMES[measure]} {statistic}" for measure, statistic in columns],
-        lambda cell: [seconds(cell.latency(measure, statistic)) for measure, statistic in columns],
+        [f"{NAMES[metric]} {statistic}" for metric, statistic in columns],
+        lambda cell: [seconds(cell.latency(metric, statistic)) for metric, statistic in columns],
     )
 
 
@@ -87,10 +87,10 @@ def _against(grid: Grid) -> Table:
         if not gains:
             return ratios
         ours = cell.predictor not in (None, TRUTH)
-        captured = [grid.gain_captured(cell, measure) if ours else math.nan for measure in ("e2e_s", "per_token_s")]
+        captured = [grid.gain_captured(cell, metric) if ours else math.nan for metric in ("e2e_s", "per_token_s")]
         return [*ratios, *(share(gain) for gain in captured)]
 
-    columns = [f"{NAMES[measure]} {statistic}" for measure, statistic in _AGAINST]
+    columns = [f"{NAMES[metric]} {statistic}" for metric, statistic in _AGAINST]
     if gains:
         columns += ["gain captured, E2E", "gain captured, per token"]
     base = "FCFS" if len(grid.routers) == 1 else f"FCFS behind {grid.routers[0]}"
@@ -226,7 +226,7 @@ def _without_profile(summary: dict[str, Any]) -> dict[str, Any]:
 
 _LEVEL: Final = ("workload", "fleet", "load", "rate")
 _COMPARED_BY: Final = ("router", "policy", "predictor")
-_FIGURES: Final[tuple[tuple[Measure, Statistic], ...]] = (
+_FIGURES: Final[tuple[tuple[Metric, Statistic], ...]] = (
     ("ttft_s", "mean"),
     ("ttft_s", "p99"),
     ("e2e_s", "mean"),
@@ -279,25 +279,25 @@ def _names(key: tuple[Any, ...]) -> list[str]:
     return [level, router, policy, predictor_label(predictor) or "–"]
 
 
-def _values(cell: Sequence[Mapping[str, Any]], measure: str, statistic: str) -> list[float]:
-    values = [row[measure][statistic] for row in cell]
+def _values(cell: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> list[float]:
+    values = [row[metric][statistic] for row in cell]
     return [math.nan if value is None else float(value) for value in values]
 
 
-def _mean(cell: Sequence[Mapping[str, Any]], measure: str, statistic: str) -> float:
-    values = _values(cell, measure, statistic)
+def _mean(cell: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> float:
+    values = _values(cell, metric, statistic)
     return sum(values) / len(values)
 
 
 def _over(
     cell: Sequence[Mapping[str, Any]],
     base: Sequence[Mapping[str, Any]],
-    measure: str = "e2e_s",
+    metric: str = "e2e_s",
     statistic: str = "mean",
 ) -> Ratio:
     if cell is base:
         return Ratio(1.0, 1.0, 1.0)
-    ours, theirs = (_values(each, measure, statistic) for each in (cell, base))
+    ours, theirs = (_values(each, metric, statistic) for each in (cell, base))
     if len(ours) > 1:
         return over_seeds(ours, theirs)
     return Ratio(ours[0] / theirs[0] if theirs[0] else math.nan, math.nan, math.nan)
@@ -312,7 +312,7 @@ def runs_of(grid: Grid) -> list[ReportedRun]:
             cell.router,
             level=f"load {cell.level.load:.2f}" if math.isfinite(cell.level.load) else "all at once",
             load=cell.level.load if math.isfinite(cell.level.load) else math.nan,
-            latency={measure: {name: cell.latency(measure, name) for name in STATISTICS} for measure in MEASURES},
+            latency={metric: {name: cell.latency(metric, name) for name in STATISTICS} for metric in METRICS},
             over_fcfs={figure_name(*what): grid.ratio(cell, *what) for what in COMPARED},
             profile=pooled([outcome.summary.profile for outcome in cell.outcomes]),
         )
@@ -335,7 +335,7 @@ def sweep_runs(rows: Sequence[Mapping[str, Any]]) -> list[ReportedRun]:
         workload, fleet, load, rate, router, policy, predictor = key
         base = next((other for name, other in cells.items() if name[:4] == key[:4] and name[5] == BASELINE), None)
         latency: dict[str, dict[str, float]] = {
-            name: {each: _mean(cell, name, each) for each in STATISTICS} for name in MEASURES
+            name: {each: _mean(cell, name, each) for each in STATISTICS} for name in METRICS
         }
         ratios = {} if base is None else {figure_name(*what): _over(cell, base, *what) for what in COMPARED}
         level = f"load {load:.2f}" if load is not None else "its own arrivals" if rate is None else f"{rate:g}/s"

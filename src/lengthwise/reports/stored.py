@@ -13,7 +13,7 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.reports.latency_figures import figures, latency_by_length, latency_over_time, ratio_intervals
 from lengthwise.reports.page import Document, Figure, Origin
-from lengthwise.reports.runs import COMPARED, NAMES, ReportedRun, figure_name, judged, top_level
+from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, figure_name, judged, top_level
 from lengthwise.reports.simulation import sweep_runs
 from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.reports.verdict import Verdict, on_change, on_policies
@@ -54,9 +54,9 @@ class StoredRuns:
         """Return the latencies of every run."""
         rows = []
         for run in self.runs:
-            figures = [seconds(run.latency.get(name, {}).get(each, math.nan)) for name, each in COMPARED]
+            figures = [seconds(run.latency.get(name, {}).get(each, math.nan)) for name, each in SHOWN]
             rows.append([run.label, run.level, *figures, multiple(run.ratio("e2e_mean"), 2)])
-        columns = ["run", "level", *(f"{NAMES[name]} {each}" for name, each in COMPARED), "E2E mean over fcfs"]
+        columns = ["run", "level", *(f"{NAMES[name]} {each}" for name, each in SHOWN), "E2E mean over fcfs"]
         return Table(self.name, columns, rows, keys=2)
 
     @property
@@ -149,14 +149,14 @@ class StoredComparison:
     def table(self) -> Table:
         """Return each run in both files and the ratio."""
         columns = ["run"]
-        for measure, statistic in COMPARED:
-            columns += [f"{NAMES[measure]} {statistic}", "then", "ratio"]
+        for metric, statistic in SHOWN:
+            columns += [f"{NAMES[metric]} {statistic}", "then", "ratio"]
         rows = []
         for pair in self.pairs:
             row = [pair.label]
-            for measure, statistic in COMPARED:
-                values = [run.latency.get(measure, {}).get(statistic, math.nan) for run in (pair.first, pair.second)]
-                row += [*map(seconds, values), multiple(pair.ratios[figure_name(measure, statistic)], 2)]
+            for metric, statistic in SHOWN:
+                values = [run.latency.get(metric, {}).get(statistic, math.nan) for run in (pair.first, pair.second)]
+                row += [*map(seconds, values), multiple(pair.ratios[figure_name(metric, statistic)], 2)]
             rows.append(row)
         title = f"{self.first.name}, then {self.second.name}; a ratio below 1 is better"
         return Table(title, columns, rows, self.notes, together=3)
@@ -211,7 +211,7 @@ def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:
             StoredPair(
                 first.runs[one],
                 second.runs[other],
-                {figure_name(*what): _ratio(first.runs[one], second.runs[other], seeds, *what) for what in COMPARED},
+                {figure_name(*what): _ratio(first.runs[one], second.runs[other], seeds, *what) for what in SHOWN},
             )
         )
     return StoredComparison(first, second, tuple(pairs))
@@ -240,11 +240,11 @@ def _ratio(
     first: ReportedRun,
     second: ReportedRun,
     by_seed: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
-    measure: str,
+    metric: str,
     statistic: str,
 ) -> Ratio:
     if len(by_seed[0]) == len(by_seed[1]) > 1:
-        before, after = ([each[measure][statistic] or math.nan for each in seeds] for seeds in by_seed)
+        before, after = ([each[metric][statistic] or math.nan for each in seeds] for seeds in by_seed)
         return over_seeds(after, before)
-    old, new = (run.latency.get(measure, {}).get(statistic, math.nan) for run in (first, second))
+    old, new = (run.latency.get(metric, {}).get(statistic, math.nan) for run in (first, second))
     return Ratio(new / old if old else math.nan, math.nan, math.nan)

@@ -29,15 +29,15 @@ from lengthwise.simulator.tasks import CapacityTask, DrawnSetting, Report, Setti
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
 
-Measure = Literal["ttft_s", "tpot_s", "e2e_s", "per_token_s"]
+Metric = Literal["ttft_s", "tpot_s", "e2e_s", "per_token_s"]
 Statistic = Literal["mean", "p50", "p90", "p99"]
 
 BASELINE: Final = "fcfs"
 USUAL_ROUTER: Final = "round_robin"
-MEASURES: Final[tuple[Measure, ...]] = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
+METRICS: Final[tuple[Metric, ...]] = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
 STATISTICS: Final[tuple[Statistic, ...]] = ("mean", "p50", "p90", "p99")
-COMPARED: Final[tuple[tuple[Measure, Statistic], ...]] = tuple(
-    (measure, statistic) for measure in MEASURES for statistic in ("mean", "p99")
+COMPARED: Final[tuple[tuple[Metric, Statistic], ...]] = tuple(
+    (metric, statistic) for metric in METRICS for statistic in ("mean", "p99")
 )
 """Statistics that are compared with FCFS."""
 
@@ -208,13 +208,13 @@ class Cell:
         """A figure of the runs, averaged over the seeds."""
         return float(np.mean([figure(outcome.summary) for outcome in self.outcomes]))
 
-    def figures(self, measure: Measure, statistic: Statistic) -> list[float]:
+    def figures(self, metric: Metric, statistic: Statistic) -> list[float]:
         """A statistic of latency, seed by seed."""
-        return [float(getattr(getattr(outcome.summary, measure), statistic)) for outcome in self.outcomes]
+        return [float(getattr(getattr(outcome.summary, metric), statistic)) for outcome in self.outcomes]
 
-    def latency(self, measure: Measure, statistic: Statistic) -> float:
+    def latency(self, metric: Metric, statistic: Statistic) -> float:
         """A statistic of latency, averaged over the seeds."""
-        return float(np.mean(self.figures(measure, statistic)))
+        return float(np.mean(self.figures(metric, statistic)))
 
     @property
     def kv_mean(self) -> float:
@@ -282,25 +282,25 @@ class Grid:
         """Return the cell of FCFS at a level, behind the first router; None if it was not run."""
         return next((cell for cell in self.cells if cell.level == level and cell.policy == BASELINE), None)
 
-    def ratio(self, cell: Cell, measure: Measure, statistic: Statistic) -> Ratio:
+    def ratio(self, cell: Cell, metric: Metric, statistic: Statistic) -> Ratio:
         """A cell's figure over FCFS's at the same level."""
-        return self._ratios[id(cell), measure, statistic]
+        return self._ratios[id(cell), metric, statistic]
 
     @cached_property
-    def _ratios(self) -> dict[tuple[int, Measure, Statistic], Ratio]:
+    def _ratios(self) -> dict[tuple[int, Metric, Statistic], Ratio]:
         return {(id(cell), *what): self._compare(cell, *what) for cell in self.cells for what in COMPARED}
 
-    def _compare(self, cell: Cell, measure: Measure, statistic: Statistic) -> Ratio:
+    def _compare(self, cell: Cell, metric: Metric, statistic: Statistic) -> Ratio:
         base = self.baseline(cell.level)
         if base is None:
             return Ratio.none()
         if cell is base:
             return Ratio(1.0, 1.0, 1.0)
         if len(self.seeds) > 1:
-            return over_seeds(cell.figures(measure, statistic), base.figures(measure, statistic))
-        return paired_ratio(cell.outcomes[0], base.outcomes[0], measure, statistic, seed=self.seeds[0])
+            return over_seeds(cell.figures(metric, statistic), base.figures(metric, statistic))
+        return paired_ratio(cell.outcomes[0], base.outcomes[0], metric, statistic, seed=self.seeds[0])
 
-    def gain_captured(self, cell: Cell, measure: Measure) -> float:
+    def gain_captured(self, cell: Cell, metric: Metric) -> float:
         """The share of the gain of the same policy with true lengths, on means (`paired.gain_captured`)."""
         base = self.baseline(cell.level)
         truth = next(
@@ -308,7 +308,7 @@ class Grid:
         )
         if base is None or truth is None:
             return math.nan
-        return gain_captured(*(each.latency(measure, "mean") for each in (cell, base, truth)))
+        return gain_captured(*(each.latency(metric, "mean") for each in (cell, base, truth)))
 
     def to_table(self) -> pa.Table:
         """Return one row per request of every run, with the routing trace if any run has one."""
@@ -327,10 +327,10 @@ class Grid:
         return pa.concat_tables(tables)
 
 
-def paired_ratio(ours: Outcome, base: Outcome, measure: Measure, statistic: Statistic, *, seed: int = 0) -> Ratio:
+def paired_ratio(ours: Outcome, base: Outcome, metric: Metric, statistic: Statistic, *, seed: int = 0) -> Ratio:
     """Return one outcome's statistic over another's on the same requests, with an interval over blocks of requests."""
     q = None if statistic == "mean" else int(statistic[1:]) / 100
-    return over_requests(ours.latencies[measure], base.latencies[measure], q, seed=seed)
+    return over_requests(ours.latencies[metric], base.latencies[metric], q, seed=seed)
 
 
 def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Grid:
