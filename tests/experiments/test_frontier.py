@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from experiments.frontier import (
-    UNDER_ERRORS,
     ERRORS,
     GIVEN_SLO,
     GIVEN_TRUE,
     OVERLOAD,
     ROBUST,
     TARGETS,
+    UNDER_ERRORS,
     Arm,
     FrontierGrid,
     FrontierResult,

@@ -38,3 +38,18 @@ def test_the_page_is_interactive_opens_with_the_verdict_and_escapes_names(found:
     assert "% smaller than that of a constant per LLM.</h1>" in page
     assert "<script src" not in page
     assert "<all>" not in page.replace('"knows <all>"', "")  # in the data of a figure it is text
+
+
+def test_every_row_names_its_group_and_the_baselines_have_tau_and_error(found: Evaluation) -> None:
+    _, by_llm, by_corpus, _ = tables(found)
+    llms, corpora = found.subjects["knows <all>"].by_llm, found.subjects["knows <all>"].by_corpus
+    assert [row[0] for row in by_llm.rows] == list(llms)
+    assert [row[0] for row in by_corpus.rows] == list(corpora)
+    assert all(" / " in cell for row in by_llm.rows for cell in row[-3:])
+    assert by_llm.notes == ["Baselines: tau / MAE mean."]
+
+
+def test_calibration_is_drawn_against_the_diagonal(found: Evaluation) -> None:
+    lengths, intervals, _ = evaluation_document(found).figures()
+    assert lengths.data[0]["type"] == "heatmap"
+    assert any(trace["x"] == trace["y"] for trace in intervals.data), "the diagonal"

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from lengthwise.reports.page import COLOURS, Figure, Origin, colours, command_line, html_page
+import lengthwise
+from lengthwise.intervals import Ratio
+from lengthwise.reports.page import (
+    COLOURS,
+    Document,
+    Figure,
+    Origin,
+    axes,
+    axis,
+    colours,
+    command_line,
+    html_page,
+    interval_bars,
+    panel,
+    ratio_axis,
+    table_html,
+    tokens_axis,
+)
 from lengthwise.reports.tables import Table
 from lengthwise.reports.verdict import Verdict
 
@@ -60,3 +79,85 @@ def test_a_policy_has_the_same_colour_in_every_comparison() -> None:
 def test_names_in_one_figure_differ_in_colour() -> None:
     names = ["fcfs", "lengthwise", *(f"fcfs behind router{i}" for i in range(8))]
     assert len(set(colours(names).values())) == len(names)
+
+
+def test_titles_cells_notes_and_origin_are_escaped() -> None:
+    table = Table("<t>", ("<c>",), [["<r>"]], ["<n>"])
+    origin = Origin("lengthwise <x>", "0.1.0", "today", "<cpu>")
+    page = html_page("<title>", [table], verdict=Verdict("<v>.", ("<d>.",)), origin=origin)
+    for name in ("t", "c", "r", "n", "x", "cpu", "v", "d"):
+        assert f"&lt;{name}&gt;" in page
+        assert f"<{name}>" not in page
+    assert "<title>&lt;title&gt;</title>" in page
+
+
+def test_the_sentences_after_the_headline_are_a_lead() -> None:
+    page = html_page("x", [], verdict=Verdict("It helps.", ("By 20 %.", "At a price.")))
+    assert '<h1>It helps.</h1><p class="lead">By 20 %. At a price.</p>' in page
+    assert '<p class="subject">x</p>' in page
+
+
+def test_a_page_without_verdict_opens_with_its_title_and_without_figures_has_no_plotly() -> None:
+    page = html_page("Only a title", [Table("Empty", ("a", "b"), [])])
+    assert "<h1>Only a title</h1>" in page
+    assert 'class="subject"' not in page
+    assert "How to run it again" not in page
+    assert "<tbody>\n</tbody>" in page
+    assert len(page) < 20_000
+
+
+def test_a_document_makes_its_figures_only_for_a_page() -> None:
+    made: list[str] = []
+
+    def figures() -> list[Figure]:
+        made.append("figure")
+        return [Figure("Chart", "", [], {})]
+
+    document = Document("t", [], {}, Verdict("It helps."), figures)
+    assert made == []
+    assert "<h2>Chart</h2>" in document.html()
+    assert made == ["figure"]
+
+
+def test_pictures_are_embedded_with_their_title() -> None:
+    assert '<img alt="a&lt;b" src="data:image/png;base64,QUJD">' in html_page("x", [], pictures={"a<b": "QUJD"})
+
+
+def test_a_row_that_begins_a_section_has_a_rule() -> None:
+    shown = table_html(Table("t", ("a",), [["1"], ["2"]], rule_before=frozenset({1})))
+    assert shown.count('<tr class="rule">') == 1
+    assert shown.index("<td>1</td>") < shown.index('<tr class="rule"><td>2</td>')
+
+
+def test_panels_have_an_axis_and_a_title_each() -> None:
+    layout = axes([(axis("x"), axis("y"))] * 3, columns=2, titles=["a<b", "c", "d"])
+    assert layout["grid"] == {"rows": 2, "columns": 2, "pattern": "independent"}
+    assert {"xaxis", "xaxis2", "xaxis3", "yaxis", "yaxis2", "yaxis3"} <= set(layout)
+    assert layout["annotations"][0]["text"] == "<b>a&lt;b</b>"
+    assert [panel(place) for place in (0, 2)] == [{"xaxis": "x", "yaxis": "y"}, {"xaxis": "x3", "yaxis": "y3"}]
+
+
+def test_an_axis_of_ratios_without_values_shows_the_least_range() -> None:
+    ends = ratio_axis("", [math.nan, 0.0])["range"]
+    assert [10**end for end in ends] == pytest.approx([0.8 / 1.05, 1.25 * 1.05])
+
+
+def test_an_axis_of_many_ratios_has_few_ticks() -> None:
+    assert len(ratio_axis("", [0.03, 30.0])["tickvals"]) <= 9
+    assert ratio_axis("", [1.0])["ticktext"] == ["0.8", "0.9", "1", "1.1", "1.25"]
+
+
+def test_an_axis_of_tokens_has_whole_numbers() -> None:
+    assert tokens_axis("tokens")["ticktext"][:10] == ["1", "2", "5", "10", "20", "50", "100", "200", "500", "1,000"]
+
+
+def test_bars_reach_from_low_to_high() -> None:
+    bars = interval_bars([Ratio(1.0, 0.75, 1.5)])
+    assert (bars["array"], bars["arrayminus"]) == ([0.5], [0.25])
+
+
+def test_the_origin_of_a_result_of_this_process_names_version_machine_and_seed() -> None:
+    origin = Origin.here(seed=3, command="lengthwise simulate")
+    assert (origin.command, origin.version, origin.seed) == ("lengthwise simulate", lengthwise.__version__, "3")
+    assert "cores" in origin.hardware
+    assert origin.date.endswith(" UTC")

@@ -8,12 +8,21 @@ from functools import cache
 
 import pytest
 
-from lengthwise.intervals import Ratio
 from lengthwise.reports.latency_figures import figures
 from lengthwise.reports.runs import ReportedRun
-from lengthwise.reports.simulation import facts, grid_document, runs_of, tables
-from lengthwise.reports.tables import multiple, seconds, to_json
+from lengthwise.reports.simulation import (
+    facts,
+    grid_document,
+    runs_of,
+    sweep_document,
+    sweep_runs,
+    sweep_tables,
+    tables,
+)
+from lengthwise.reports.tables import to_json
+from lengthwise.simulator import Pools
 from lengthwise.simulator.grid import Grid, Plan, run_grid
+from lengthwise.simulator.sweep import SweepResult
 from lengthwise.workloads import redraw
 from tests.simulator.builders import UNEVEN, fleet, requests
 
@@ -71,14 +80,6 @@ def test_a_note_states_the_loads_at_which_hardly_any_request_waits() -> None:
     assert not any("Hardly any request" in note for note in tables(grid())[-1].notes if "1.40" in note)
 
 
-def test_seconds_and_ratios_are_formatted() -> None:
-    assert [seconds(value) for value in (0.0123, 12.3, math.nan)] == ["12.3 ms", "12.30 s", "–"]
-    assert multiple(Ratio(0.5, 0.4, 0.6)) == "0.500 [0.400, 0.600]"
-    assert multiple(Ratio(1.0, 1.0, 1.0)) == "1"
-    assert multiple(Ratio(0.9, 0.9, 0.9)) == "0.900 [0.900, 0.900]"
-    assert multiple(Ratio.none()) == "–"
-
-
 def test_a_batch_has_no_load() -> None:
     batch = requests([(8, 3), (8, 40), (8, 12)] * 5).replace(arrival_s=[0.0] * 15)
     found = runs_of(run_grid(Plan(fleet(UNEVEN, seqs=2), ["fcfs", "sjf"], ["oracle"]), lambda _: batch))
@@ -107,3 +108,59 @@ def test_the_page_opens_with_the_verdict_and_is_self_contained() -> None:
 def test_latency_by_load_is_drawn_for_several_loads_only(loads: tuple[float, ...], drawn: bool) -> None:
     titles = [each.title for each in figures(runs_of(grid(loads=loads)))]
     assert ("Latency by load" in titles) == drawn
+
+
+def swept(policy: str, seed: int, e2e_s: float, *, load: float = 0.9, router: str = "round_robin") -> dict[str, object]:
+    spread = {"mean": e2e_s, "p50": e2e_s, "p90": e2e_s, "p99": None}
+    profile: dict[str, list[float]] = {"tokens": [], "e2e_s": [], "time_s": [], "waiting": [], "window_e2e_s": []}
+    return {
+        "workload": "w", "fleet": "f", "load": load, "rate": None, "router": router, "policy": policy, "seed": seed,
+        "predictor": None, "profile": profile, **dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "per_token_s"), spread),
+    }  # fmt: skip
+
+
+SWEPT = [swept("fcfs", 0, 1.0), swept("sjf", 0, 0.5), swept("fcfs", 1, 3.0), swept("sjf", 1, 1.5)]
+
+
+def test_a_sweep_is_a_table_per_workload_and_fleet_with_means_over_seeds() -> None:
+    (table,) = sweep_tables(SWEPT)
+    assert table.title == "w on f"
+    assert list(table.columns[:2]) == ["load", "policy"]
+    assert [row[:2] for row in table.rows] == [["0.90", "fcfs"], ["0.90", "sjf"]]
+    assert table.rows[0][-1] == "1"
+    assert table.rows[1][-1] == "0.50 [0.50, 0.50]"
+    assert table.rows[1][table.columns.index("E2E mean")] == "1.00 s"
+    assert table.rows[1][table.columns.index("E2E p99")] == "–", "null in JSON"
+    assert table.notes == [
+        "Means over 2 seeds; the last column is over the first of its load.",
+        "router: round_robin",
+        "predictor: –",
+    ]
+
+
+def test_the_runs_of_a_sweep_are_compared_with_the_fcfs_of_their_load() -> None:
+    fcfs, sjf = sweep_runs(SWEPT)
+    assert (fcfs.is_baseline, sjf.is_baseline) == (True, False)
+    assert sjf.ratio("e2e_mean").ratio == pytest.approx(0.5)
+    assert (sjf.place, sjf.level, sjf.load) == ("w on f", "load 0.90", 0.9)
+    (alone,) = sweep_runs([swept("sjf", 0, 1.0)])
+    assert alone.over_fcfs == {}
+
+
+def test_the_document_of_a_sweep_has_verdict_rows_and_counts() -> None:
+    shown = sweep_document(SweepResult(SWEPT, from_cache=3, computed=1))
+    assert shown.title == "w on f"
+    assert shown.verdict is not None
+    assert shown.verdict.headline.startswith("sjf lowers mean E2E by 50 % against fcfs at load 0.90")
+    assert (shown.facts["from_cache"], len(shown.facts["rows"])) == (3, 4)
+
+
+def test_pools_are_described_in_the_notes() -> None:
+    source = requests([(8, 3), (8, 40)] * 10)
+    engines = fleet(UNEVEN, engines=2, seqs=2, kv_bytes_per_token=1000)
+    plan = Plan(engines, ["fcfs"], ["oracle"], rates=[1.0], pools=Pools(1, 1), refresh="none")
+    notes = tables(run_grid(plan, lambda seed: redraw(source, requests=20, rate=1.0, seed=seed)))[-1].notes
+    assert any(
+        note.startswith("Prefill on 1 engines, decode on 1; KV goes over 25 GB/s and 1.0 ms of latency; predictions")
+        for note in notes
+    )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import time
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
 
-from lengthwise.reports.progress import late_bar
-from lengthwise.reports.tables import Table, print_tables, share, signed, to_json
+from lengthwise.intervals import Ratio
+from lengthwise.reports.tables import Table, multiple, number, print_tables, seconds, share, signed, to_json
 
 
 @dataclass
@@ -63,27 +63,26 @@ def test_figures_are_written_with_unit_and_sign() -> None:
     assert (signed(0.5), signed(-0.25, 1), signed(float("nan"))) == ("+0.500", "-0.2", "–")
 
 
-def shown(*, terminal: bool, after_s: float = 0.0, steps: bool = True) -> str:
+def test_seconds_and_ratios_are_formatted() -> None:
+    assert [seconds(value) for value in (0.0123, 12.3, math.nan)] == ["12.3 ms", "12.30 s", "–"]
+    assert multiple(Ratio(0.5, 0.4, 0.6)) == "0.500 [0.400, 0.600]"
+    assert multiple(Ratio(1.0, 1.0, 1.0)) == "1"
+    assert multiple(Ratio(0.9, 0.9, 0.9)) == "0.900 [0.900, 0.900]"
+    assert multiple(Ratio.none()) == "–"
+
+
+def test_numbers_have_separated_thousands_and_a_dash_for_nan() -> None:
+    assert (number(12345.678, 1), number(math.nan, 1)) == ("12,345.7", "–")
+    assert multiple(Ratio(0.5, math.nan, math.nan), 2) == "0.50"
+
+
+def test_a_table_without_rows_is_printed_with_its_headings() -> None:
     out = io.StringIO()
-    with late_bar("reading", after_s=after_s, console=Console(file=out, force_terminal=terminal)) as report:
-        if steps:
-            report("working", 0.5)
-        end = time.monotonic() + 20.0
-        while terminal and after_s == 0.0 and not out.getvalue() and time.monotonic() < end:
-            time.sleep(0.01)
-    return out.getvalue()
+    print_tables([Table("Nothing", ("name", "figure"), [])], Console(file=out))
+    assert "Nothing" in out.getvalue()
+    assert "figure" in out.getvalue()
 
 
-def test_a_late_progress_bar_shows_the_time_left_on_a_terminal() -> None:
-    found = shown(terminal=True)
-    assert "working" in found
-    assert "left" in found
-
-
-def test_a_bar_is_shown_before_the_first_step_has_ended() -> None:
-    assert "reading" in shown(terminal=True, steps=False)
-
-
-def test_no_bar_is_shown_for_quick_work_or_without_a_terminal() -> None:
-    assert shown(terminal=True, after_s=3600.0) == ""
-    assert shown(terminal=False) == ""
+def test_a_table_that_fits_is_one_part() -> None:
+    table = Table("t", ("a", "b"), [["1", "2"]])
+    assert table.parts(80) == [table]

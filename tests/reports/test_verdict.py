@@ -17,17 +17,20 @@ from lengthwise.reports.verdict import (
     judge,
     on_change,
     on_engines,
+    on_evaluation,
     on_load,
     on_measured,
     on_policies,
     on_probe,
     on_replay,
+    on_traffic,
     price,
     replay_match,
 )
 from lengthwise.simulator import simulate
 from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.planning import CapacityPlan, CapacitySearch, SeededPlan, Trial
+from lengthwise.traffic.scores import PredictionScores
 from tests.reports.builders import FCFS, GOOD, run
 from tests.simulator.builders import UNEVEN, fleet, requests
 
@@ -220,6 +223,26 @@ SECOND = LatencyLimits(1.0, 1.0)
 )
 def test_a_load_is_judged_by_failures_then_by_its_limits(loads: list[LoadReport], text: str) -> None:
     assert str(on_load(loads, SECOND)) == text
+
+
+def test_a_predictor_is_judged_beside_a_constant_and_the_noise_of_sampling() -> None:
+    ours = PredictionScores(mae_mean=90.0, tau=0.5, coverage_90=0.88)
+    constant, ceiling = PredictionScores(mae_mean=100.0), PredictionScores(tau=0.8)
+    assert str(on_evaluation("mine", ours=ours, constant=constant, ceiling=ceiling)) == (
+        "The error of mine is 90 tokens, 10 % smaller than that of a constant per LLM. It ranks prompts with tau 0.50 "
+        "(the noise of sampling allows 0.80). Its 90 % interval holds 88 % of answers."
+    )
+    worse = on_evaluation("mine", ours=PredictionScores(mae_mean=150.0), constant=constant, ceiling=ceiling)
+    assert worse.headline.endswith("150 tokens, 50 % LARGER than that of a constant per LLM.")
+    assert worse.details[0] == "It does not rank prompts (tau is not defined)."
+
+
+def test_served_predictions_are_judged_beside_the_history() -> None:
+    ours = PredictionScores(log_error=math.log(1.5), tau=0.61, coverage_90=0.9)
+    assert str(on_traffic(1200, ours, PredictionScores(log_error=math.log(2.0)))) == (
+        "Half of the 1,200 predictions were off by less than a factor of 1.50; the history of each model alone, 2.00. "
+        "They rank requests with tau 0.61. The 90 % interval held 90.0 % of the lengths."
+    )
 
 
 def test_hidden_states_are_judged_beside_the_paper() -> None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lengthwise.intervals import Ratio
 from lengthwise.reports.latency_figures import figures, trace
-from lengthwise.reports.page import BASELINE_COLOUR, Document, Figure, Origin, axes, axis
+from lengthwise.reports.page import BASELINE_COLOUR, Document, Figure, Origin, axes, axis, interval_bars
 from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, figure_name, predictor_label
 from lengthwise.reports.tables import Table, seconds, share
 from lengthwise.reports.verdict import Verdict, engine_count, on_engines
@@ -120,12 +121,10 @@ class PlanReport:
         lowest = _LOWEST_SHARE
         for plan, run in zip(self.plans, runs, strict=True):
             x = sorted({trial.engines for each in plan.seeds for trial in each.trials})
-            means, lows, highs = zip(*(plan.attained(count) or (math.nan,) * 3 for count in x), strict=True)
-            lowest = min(lowest, *lows)
-            above = [high - mean for high, mean in zip(highs, means, strict=True)]
-            below = [mean - low for low, mean in zip(lows, means, strict=True)]
-            ends = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.5}
-            data.append({**trace(run, runs, 0, "lines+markers"), "x": x, "y": means, "error_y": ends})
+            shares = [Ratio(*(plan.attained(count) or (math.nan,) * 3)) for count in x]
+            lowest = min(lowest, *(each.low for each in shares))
+            y = [each.ratio for each in shares]
+            data.append({**trace(run, runs, 0, "lines+markers"), "x": x, "y": y, "error_y": interval_bars(shares)})
         engines = axis("engines", range=[self.search.fewest - 0.5, self.search.most + 0.5])
         layout = axes(
             [(engines, axis("", range=[lowest, 1.01], tickformat=".0%"))], columns=1, titles=["requests within limits"]
