@@ -81,6 +81,13 @@ def inlined_copies(*functions: Callable[..., object], **replaced: Callable[..., 
     return [known[function.__name__] for function in functions]
 
 
+def compiled_copy(function: Function, *called: Callable[..., object]) -> Function:
+    """Compile a copy of a plain function that Python calls, with copies of the plain functions that it calls."""
+    known = dict(zip((each.__name__ for each in called), inlined_copies(*called), strict=True))
+    plain = cast("FunctionType", function)
+    return cast("Function", compiled(FunctionType(plain.__code__, {**plain.__globals__, **known}, plain.__name__)))
+
+
 def _files_called(function: FunctionType) -> list[Path]:
     """Return the files of the compiled functions that a function may call, directly or not, except its own file."""
     files: set[str] = set()

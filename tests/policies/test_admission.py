@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job
 from lengthwise.policies.admission import (
-    LENGTH_LEVELS,
+    PREDICTED_LENGTHS,
     JointAdmission,
     KvDemand,
     joint_kv_tokens,
-    length_levels,
     peak_kv_tokens,
+    predicted_lengths,
     predicted_remaining,
 )
 
@@ -50,9 +50,9 @@ def test_a_short_request_finishes_before_the_peak_of_a_long_one() -> None:
 
 
 def test_a_longer_answer_counts_at_the_next_level_of_its_prediction() -> None:
-    levels = length_levels(np.log(100.0), 0.5, 8192, 0.9)[0].tolist()
+    levels = predicted_lengths(np.log(100.0), 0.5, 8192, 0.9)[0].tolist()
     prediction = LogT(float(np.log(100.0)), 0.5, 8192)
-    assert len(levels) == LENGTH_LEVELS
+    assert len(levels) == PREDICTED_LENGTHS
     assert levels[-1] == 8192
     assert levels[:2] == [np.ceil(prediction.quantile(0.9)), np.ceil(prediction.quantile(0.95))]
     assert predicted_remaining(levels, 30) == levels[0] - 30
@@ -99,7 +99,7 @@ def test_with_known_lengths_the_joint_memory_is_close_to_the_peak(known: list[tu
 def test_many_wide_predictions_take_less_together_than_each_at_a_high_quantile() -> None:
     jobs = [Job(str(n), 0.0, prompt_tokens=100, prediction=LogT(5.5, 0.8, cap=4000)) for n in range(40)]
     together = joint([(job.mu, job.sigma, 100, 0) for job in jobs], 2.576)
-    length = int(length_levels(5.5, 0.8, 4000, 0.9)[0, 0])
+    length = int(predicted_lengths(5.5, 0.8, 4000, 0.9)[0, 0])
     assert together < 0.7 * peak_kv_tokens([KvDemand(100, length)] * len(jobs))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.lengths import Point
-from lengthwise.policies import Job, PolicyQueue, TokenRate, make_policy
+from lengthwise.policies import Job, PolicyQueue, TokenRate, make_policy, slo
 from lengthwise.simulator import Fleet, Outcome, predict_workload, simulate
 from tests.simulator.builders import UNEVEN, engine, requests
 
@@ -165,3 +165,19 @@ def test_the_rate_is_measured_only_while_requests_wait() -> None:
     assert not rate.due(9.2)
     rate.observe(10.0, 310, waiting=True)
     assert rate.per_s == 125.0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.integers(1, 30), st.booleans()), min_size=1, max_size=20),
+    st.sampled_from([0.0, 0.5, 4.0, 50.0]),
+    st.floats(0, 40),
+    st.booleans(),
+)
+def test_compiled_and_interpreted_choices_are_the_same(
+    jobs: list[tuple[float, int, bool]], rate: float, credit: float, learned: bool
+) -> None:
+    deadlines, medians, predicted = zip(*sorted(jobs, key=lambda job: job[0]), strict=True)
+    median = np.array(medians, float)
+    queue = np.array(deadlines), median, 1.5 * median, np.array(predicted), np.arange(len(jobs))[::-1].copy()
+    arguments = queue, len(jobs), 8.0, credit, 4, rate, 10.0, learned
+    assert slo.compiled_choose()(*arguments) == slo.choose(*arguments)

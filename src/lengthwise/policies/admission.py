@@ -1,9 +1,8 @@
 """Admission by predicted KV memory: may a waiting request start without the running ones running out of memory?
 
 Two rules, which know no clock and no engine. `peak_kv_tokens` is the future peak of LightLLM, where each answer has the
-length of a quantile (`length_levels`); the simulator's compiled kernel computes the same number. `JointAdmission`, the
-rule of the gateway, is a quantile of what all occupy together. With either, an engine without running requests admits
-anything: a request that does not fit alone never will.
+length of a quantile (`predicted_lengths`). `JointAdmission`, the rule of the gateway, is a quantile of what all occupy
+together. With either, an engine without running requests admits anything: a request that does not fit alone never will.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,10 +19,10 @@ from scipy.special import stdtrit
 from lengthwise.lengths import TIE_NU, log_t
 from lengthwise.policies.job import Job
 
-LENGTH_LEVELS: Final = 5
-"""How many lengths `length_levels` returns for a request: four quantiles and the cap."""
+PREDICTED_LENGTHS: Final = 5
+"""How many lengths `predicted_lengths` returns for a request: four quantiles and the cap."""
 LENGTH_QUANTILE: Final = 0.9
-"""The first quantile of `length_levels`, in every host."""
+"""The first quantile of `predicted_lengths`, in every host."""
 JOINT_QUANTILE: Final = 0.995
 """The quantile of `JointAdmission`, in every host."""
 _MAX_TOKENS: Final = 1 << 30
@@ -41,23 +40,54 @@ class KvDemand:
     remaining: int
 
 
-def length_levels(mu: ArrayLike, sigma: ArrayLike, cap: ArrayLike, quantile: float) -> NDArray[np.int32]:
+def predicted_lengths(mu: ArrayLike, sigma: ArrayLike, cap: ArrayLike, quantile: float) -> NDArray[np.int32]:
     """Return the predicted lengths of requests at ever higher quantiles, one row each, ending with the cap.
 
-    levels = 1 - (1 - quantile) * 2^-i,  i = 0, 1, ...;  length = min(ceil(exp(mu + sigma * t_level)), cap)
-    Each level leaves half of the tail that the one before it leaves: about the prediction given that it is exceeded.
+    quantiles = 1 - (1 - quantile) * 2^-i,  i = 0, 1, ...;  length = min(ceil(exp(mu + sigma * t_quantile)), cap)
+    Each leaves half of the tail that the one before it leaves: about the prediction given that it is exceeded.
     """
     mu_, sigma_, cap_ = (np.atleast_1d(np.asarray(values, np.float64))[:, None] for values in (mu, sigma, cap))
-    levels = 1.0 - (1.0 - quantile) * 0.5 ** np.arange(LENGTH_LEVELS - 1)
-    lengths = np.exp(mu_ + sigma_ * stdtrit(TIE_NU, levels))
+    quantiles = 1.0 - (1.0 - quantile) * 0.5 ** np.arange(PREDICTED_LENGTHS - 1)
+    lengths = np.exp(mu_ + sigma_ * stdtrit(TIE_NU, quantiles))
     return np.asarray(
         np.minimum(np.concatenate([np.clip(np.ceil(lengths), 1, cap_), cap_], axis=1), _MAX_TOKENS), np.int32
     )
 
 
-def predicted_remaining(levels: Iterable[int], generated: int) -> int:
-    """Return the tokens still to come by the lowest level that is not exceeded yet; 1 beyond all of them."""
-    return next((int(length) - generated for length in levels if length > generated), 1)
+# Rules on numbers: hosts call them, and the simulator's kernel compiles them.
+
+
+def predicted_remaining(lengths: Iterable[int], generated: int) -> int:
+    """Return the tokens still to come by the least predicted length above `generated`; 1 if there is none."""
+    for length in lengths:
+        if length > generated:
+            return int(length - generated)
+    return 1
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Return the KV blocks that hold so many tokens."""
+    return (tokens + block_size - 1) // block_size
+
+
+def reserved_blocks(prompt_tokens: int, answer_tokens: int, block_size: int, kv_blocks: int) -> int:
+    """Return the KV blocks of a prompt and an answer, at most all; the last token is never computed and takes none."""
+    return min(blocks_for(prompt_tokens + answer_tokens - 1, block_size), kv_blocks)
+
+
+def demand_at(demands: Any, place: int) -> Any:
+    """Return one of several demands."""
+    return demands[place]
+
+
+def sorted_peak(demands: Any, count: int, block_size: int) -> int:
+    """Return the peak of `peak_kv_tokens` for demands with the most remaining tokens first."""
+    peak = held = 0
+    for place in range(count):
+        demand = demand_at(demands, place)
+        held += demand.tokens + block_size - 1
+        peak = max(peak, (place + 1) * demand.remaining + held)
+    return peak
 
 
 def peak_kv_tokens(demands: Iterable[KvDemand], block_size: int = 1) -> int:
@@ -70,12 +100,8 @@ def peak_kv_tokens(demands: Iterable[KvDemand], block_size: int = 1) -> int:
     at most one token: one that exceeds the memory by n tokens need not be computed again for n steps, unless a request
     finishes or a prediction changes.
     """
-    peak = held = 0
     longest_first = sorted(demands, key=lambda demand: demand.remaining, reverse=True)
-    for number, demand in enumerate(longest_first, start=1):
-        held += demand.tokens + block_size - 1
-        peak = max(peak, number * demand.remaining + held)
-    return peak
+    return sorted_peak(longest_first, len(longest_first), block_size)
 
 
 def joint_kv_tokens(

@@ -1,4 +1,8 @@
-"""Policies that order by arrival or by what is cached: fcfs, hrrn, boost, lpm and preble; only hrrn predicts."""
+"""Policies that order by arrival or by what is cached: fcfs, hrrn, boost, lpm and preble; only hrrn predicts.
+
+A key that depends on time or progress is a function of numbers, of one request or of many: the policy calls it, and the
+simulator's kernel compiles it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,12 @@ class Hrrn(BasePolicy):
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Return the negative ratio."""
-        return (jobs.arrival - now) / np.maximum(jobs.expected, 1.0)
+        return response_ratio_key(jobs.arrival, jobs.expected, now)
+
+
+def response_ratio_key(arrival: Numbers, expected: Numbers, now: float) -> Numbers:
+    """Return the key of `hrrn`: what was waited per expected token, negative."""
+    return (arrival - now) / np.maximum(expected, 1.0)
 
 
 @dataclass(frozen=True)
@@ -69,8 +78,13 @@ class Boost(BasePolicy):
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Return the arrival less the head start."""
-        work = np.maximum(jobs.prompt_tokens - jobs.cached_tokens + jobs.generated, 1.0)
-        return jobs.arrival + self.horizon * np.log(-np.expm1(-work / self.scale))
+        work = jobs.prompt_tokens - jobs.cached_tokens + jobs.generated
+        return boosted_arrival(jobs.arrival, work, self.horizon, self.scale)
+
+
+def boosted_arrival(arrival: Numbers, work: Numbers, horizon: float, scale: float) -> Numbers:
+    """Return the key of `boost`: the arrival less the head start of so many tokens to compute."""
+    return arrival + horizon * np.log(-np.expm1(-np.maximum(work, 1.0) / scale))
 
 
 @dataclass(frozen=True)
@@ -135,17 +149,23 @@ class _GroupRounds:
         return round_number
 
     def admitted(self, round_number: int) -> None:
-        self.serving = max(self.serving, round_number // GROUPS)
+        serve_group(self, round_number)
 
     def finished(self, job: Job) -> None:
         """Do nothing: a request counts as one, whatever its length."""
 
 
-def enter_group(groups: Any, cached: int, prompt: int) -> int:
-    """Return the round number of a new request, ten for each round: the groups from 9 down.
+# The rules of the groups, on numbers: `_GroupRounds` calls them, and the simulator's kernel compiles them for its own
+# state with the same fields.
 
-    The simulator's kernel compiles this for its own state with the fields of `_GroupRounds`.
-    """
+
+def serve_group(groups: Any, round_number: int) -> None:
+    """Advance to the round of an admitted request."""
+    groups.serving = max(groups.serving, round_number // GROUPS)
+
+
+def enter_group(groups: Any, cached: int, prompt: int) -> int:
+    """Return the round number of a new request, ten for each round: the groups from 9 down."""
     group = min(GROUPS - 1, GROUPS * cached // max(prompt, 1))
     quota = (group + 1) * 10
     start = max(groups.serving * quota, groups.ends[group])

@@ -60,8 +60,7 @@ class Preemptive(BasePolicy):
 
     def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
         """Return the ranks, with all jobs that may not be preempted below the others."""
-        ranks = np.asarray(self.rank(jobs))
-        return np.where(self.may_preempt(jobs), ranks, ranks - ABOVE_ANY_RANK)
+        return np.asarray(eviction_score(self.rank(jobs), self.may_preempt(jobs)))
 
     def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         """Return the largest rank that may be preempted, if it exceeds the candidate's by the margin."""
@@ -70,7 +69,29 @@ class Preemptive(BasePolicy):
             return None
         ranks = np.where(allowed, self.rank(jobs), -np.inf)
         index = last_of_largest(ranks)
-        return index if ranks[index] > self.margin * np.max(self.rank(candidate)) else None
+        return index if exceeds(ranks[index], np.max(self.rank(candidate)), self.margin) else None
+
+
+# The rules, on numbers of one job or of many: the policies call them, and the simulator's kernel compiles them.
+
+
+def eviction_score(rank: Numbers, may_preempt: Numbers) -> Numbers:
+    """Return the rank, or a number below any rank for a job that may not be preempted for a waiting one."""
+    return rank - ABOVE_ANY_RANK * (1 - may_preempt)
+
+
+def exceeds(rank: float, candidate: float, margin: float) -> bool:
+    """Return whether a running job's rank is so much larger than the candidate's that the job is preempted."""
+    return bool(rank > margin * candidate)
+
+
+def is_early(generated: Numbers, initial_expected: Numbers, c: float) -> Numbers:
+    """Return whether a job is within c times its first prediction.
+
+    A job at the very end of its prediction has outlived it and ranks high: with c up to 1 that is no reason to
+    preempt it, as in TRAIL, where nothing is left of it.
+    """
+    return (generated <= c * initial_expected) & ((c > 1.0) | (generated < initial_expected))
 
 
 @dataclass(frozen=True)
@@ -103,14 +124,8 @@ class Srpt(Preemptive):
         return expected_remaining(jobs)
 
     def may_preempt(self, jobs: JobColumns) -> NDArray[np.bool_]:
-        """Return the jobs within c times their first prediction that have not been preempted too often.
-
-        A job at the very end of its prediction has outlived it and ranks high: with c up to 1 that is no reason to
-        preempt it, as in TRAIL, where nothing is left of it.
-        """
-        early = jobs.generated <= self.c * jobs.initial_expected
-        if self.c <= 1.0:
-            early &= jobs.generated < jobs.initial_expected
+        """Return the jobs within c times their first prediction that have not been preempted too often."""
+        early: NDArray[np.bool_] = is_early(jobs.generated, jobs.initial_expected, self.c)
         return super().may_preempt(jobs) & early
 
 

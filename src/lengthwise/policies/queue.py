@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from lengthwise.policies.base import choose_victim
 from lengthwise.policies.job import Job, JobColumns, WaitingColumns
 from lengthwise.policies.protocol import Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
 
-_SWEEP_MIN = 64  # fewer dead entries than this are not swept
+RATE_INTERVAL_S: Final = 0.5
+RATE_WEIGHT: Final = 0.25
+_SWEEP_MIN: Final = 64  # fewer dead entries than this are not swept
 _Entry = tuple[int, int, float, int, int, str]
 """Of the heap: priority, round, key, sequence, stamp, id."""
 
@@ -37,6 +39,7 @@ class _Place:
     """Of its prediction when it got its round number."""
 
 
+@dataclass(slots=True)
 class TokenRate:
     """An engine's recent output tokens per second: the figure that hosts give to `PolicyQueue.tokens_per_s`.
 
@@ -45,26 +48,30 @@ class TokenRate:
     half a second, and a new one with a weight of a quarter.
     """
 
-    INTERVAL_S: Final = 0.5
-    WEIGHT: Final = 0.25
-
-    def __init__(self) -> None:
-        self.per_s = 0.0
-        self._since, self._tokens = math.nan, 0
+    per_s: float = 0.0
+    since: float = math.nan
+    """When the current interval began."""
+    tokens: int = 0
+    """The count at its begin."""
 
     def due(self, now: float) -> bool:
-        """Whether `observe` would change anything: for hosts to which counting is expensive."""
-        return not now - self._since < self.INTERVAL_S
+        """Return whether `observe` would change anything: for hosts to which counting is expensive."""
+        return not now - self.since < RATE_INTERVAL_S
 
     def observe(self, now: float, tokens: int, *, waiting: bool) -> None:
         """Take the count of all tokens generated until now."""
-        took = now - self._since
-        if waiting and took < self.INTERVAL_S:
-            return
-        if waiting and took >= self.INTERVAL_S:
-            measured = (tokens - self._tokens) / took
-            self.per_s = measured if self.per_s == 0.0 else self.per_s + self.WEIGHT * (measured - self.per_s)
-        self._since, self._tokens = now, tokens
+        observe_rate(self, now, tokens, waiting)
+
+
+def observe_rate(rate: Any, now: float, tokens: int, waiting: bool) -> None:
+    """Take a count of tokens: `TokenRate.observe`, which the simulator's kernel compiles for a record of its fields."""
+    took = now - rate.since
+    if waiting and took < RATE_INTERVAL_S:
+        return
+    if waiting and took >= RATE_INTERVAL_S:
+        measured = (tokens - rate.tokens) / took
+        rate.per_s = measured if rate.per_s == 0.0 else rate.per_s + RATE_WEIGHT * (measured - rate.per_s)
+    rate.since, rate.tokens = now, tokens
 
 
 class PolicyQueue:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.errors import InputError
 from lengthwise.lengths import wide_prior
 from lengthwise.policies.base import BasePolicy, Numbers, parameter
 from lengthwise.policies.job import Job, JobColumns
@@ -73,35 +76,29 @@ class Slo(BasePolicy):
 
     def rounds(self, slots: Slots = one_slot) -> Rounds:
         """Return the statistics of one queue."""
-        return LatencyTarget()
+        compiled_choose()  # so that no decision waits for it
+        return LatencyTarget() if isinstance(self.seconds, str) else LatencyTarget(target_s=self.seconds)
 
     def select(self, queue: WaitingJobs, now: float) -> int:
         """Return the index of the job to admit next."""
-        state = cast("LatencyTarget", queue.state)
+        state, learned = cast("LatencyTarget", queue.state), isinstance(self.seconds, str)
         jobs, rate, slots = queue.jobs, queue.view.tokens_per_s, queue.view.slots
         median = np.minimum(np.exp(jobs.mu), jobs.cap)
-        work = median * state.true_per_predicted[length_bins(median)]
-        if rate <= 0.0:
-            return state.choose(int(np.argmin(np.minimum(jobs.deadline, jobs.arrival))), work, oldest=True)
-        service, unpredicted = work * (slots / rate), jobs.mu == PRIOR_MU
-        observe_latency(state, (float(work.sum()) + slots * state.mean_work) / rate)
-        target = state.target_s if isinstance(self.seconds, str) else self.seconds
-        own_deadline = np.where(jobs.deadline >= now + service, jobs.deadline, math.inf)
-        deadline = np.minimum(own_deadline, jobs.arrival + target)
+        work = work_of(state, median, length_bins(median))
+        if rate > 0.0:
+            if learned:
+                observe_latency(state, float(work.sum()), slots, rate)
+            own = np.where(jobs.deadline >= now + work * (slots / rate), jobs.deadline, math.inf)
+            deadline = np.minimum(own, jobs.arrival + state.target_s)
+        else:
+            deadline = np.minimum(jobs.deadline, jobs.arrival)
         order = np.argsort(deadline, kind="stable")
-        ahead = np.cumsum(work[order]) - work[order]
-        slack = deadline[order] - now - ahead / rate - OWN_SERVICE * service[order]
-        least = np.minimum.accumulate(slack)
-        oldest = int(order[0])
-        if not isinstance(self.seconds, str) and least[-1] < -OVERLOADED_AT * target:
-            on_time = (deadline >= now + service) & ~unpredicted
-            if state.credit >= work[oldest] or not on_time.any():
-                return state.choose(oldest, work, oldest=True)
-            return state.choose(int(np.argmin(np.where(on_time, median, math.inf))), work, oldest=False)
-        state.credit = 0.0
-        fits = np.append(True, (HEADROOM * service[order[1:]] <= least[:-1]) & ~unpredicted[order[1:]])
-        shortest = int(np.argmin(np.where(fits, median[order], math.inf)))
-        return state.choose(int(order[shortest]), work, oldest=True)
+        waiting = deadline[order], median[order], work[order], jobs.mu[order] != PRIOR_MU, order
+        place, charged, kept = compiled_choose()(
+            waiting, len(order), state.target_s, state.credit, slots, rate, now, learned
+        )
+        remember(state, float(work[order[place]]), charged, kept)
+        return int(order[place])
 
 
 def length_bins(tokens: NDArray[np.float64]) -> NDArray[np.intp]:
@@ -128,17 +125,13 @@ class LatencyTarget:
     all_predicted: float = 0.0
     all_true: float = 0.0
     target_s: float = 0.0
+    """The target, given or learned so far."""
     credit: float = 0.0
     """Tokens of work that the earliest deadline may claim while overloaded."""
     chosen_work: float = 0.0
     """Of the selected job."""
     chosen_oldest: bool = True
     """Whether the selected job has the earliest deadline, or there is no overload."""
-
-    @property
-    def mean_work(self) -> float:
-        """Mean length of finished jobs; the waiting ones are longer, since short ones do not wait."""
-        return self.all_true / self.done if self.done else 0.0
 
     def enter(self, job: Job) -> int:
         """Count an arrival; all jobs are in one round."""
@@ -161,14 +154,9 @@ class LatencyTarget:
         if job.generated > 0:  # else it failed
             record_length(self, job.median, int(length_bins(np.array([job.median]))[0]), job.generated)
 
-    def choose(self, index: int, work: NDArray[np.float64], *, oldest: bool) -> int:
-        """Remember the choice, and return it."""
-        self.chosen_work, self.chosen_oldest = float(work[index]), oldest
-        return index
 
-
-# The rules of the state, on numbers: `LatencyTarget` calls them, and the simulator's kernel compiles them for its own
-# state with the same fields.
+# The rules, on numbers: the policy and its state call them, and the simulator's kernel compiles them for its own state
+# with the same fields and its own `waiting_at`.
 
 
 def count_arrival(state: Any) -> None:
@@ -207,11 +195,86 @@ def record_length(state: Any, median: float, place: int, tokens: int) -> None:
         state.true_per_predicted[number] = (state.true[number] + prior * scale) / (state.predicted[number] + prior)
 
 
-def observe_latency(state: Any, seconds: float) -> None:
-    """Count what the jobs that have arrived since the last call would take under FCFS, and learn the target."""
+def work_of(state: Any, median: Numbers, place: Numbers) -> Numbers:
+    """Return the work of jobs by their median, which is in the bin `place`."""
+    return median * state.true_per_predicted[place]
+
+
+def observe_latency(state: Any, work: float, slots: int, rate: float) -> None:
+    """Count what the jobs that have arrived since the last call would take under FCFS, and learn the target.
+
+    `work` is that of all waiting jobs. The mean of finished jobs stands for the running ones: those that wait are
+    longer, since short ones do not wait.
+    """
     if state.arrived and state.done >= LEARNED_AFTER * state.unit:
+        seconds = (work + slots * (state.all_true / state.done)) / rate
         place = min(int(np.searchsorted(LATENCY_EDGES, seconds)), LATENCY_BINS - 1)
         state.latencies[place] += state.unit * state.arrived
         below = np.cumsum(state.latencies)
         state.target_s = LATENCY_EDGES[np.searchsorted(below, LEARNED_QUANTILE * below[-1])]
     state.arrived = 0
+
+
+def waiting_at(queue: Any, place: int) -> Any:
+    """Return deadline, median, work, whether it is predicted, and number in the order of joining of a waiting job."""
+    deadline, median, work, predicted, joined = queue
+    return deadline[place], median[place], work[place], predicted[place], joined[place]
+
+
+def shortest_on_time(queue: Any, count: int, slots: int, rate: float, now: float) -> int:
+    """Return the place of the shortest job that can still be on time, the first to join among equals, or -1."""
+    chosen, shortest, first = -1, math.inf, 0
+    for place in range(count):
+        deadline, median, work, predicted, joined = waiting_at(queue, place)
+        on_time = predicted and deadline >= now + work * (slots / rate)
+        if on_time and (median < shortest or (median == shortest and joined < first)):
+            chosen, shortest, first = place, median, joined
+    return chosen
+
+
+def choose(
+    queue: Any, count: int, target_s: float, credit: float, slots: int, rate: float, now: float, learned: bool
+) -> tuple[int, bool, bool]:
+    """Return which of `count` waiting jobs, in order of their deadlines, is admitted next, and two facts of the choice.
+
+    Whether the job is charged to the credit, and whether the credit is kept: without overload there is none.
+    """
+    if rate <= 0.0:
+        return 0, True, True
+    late = 0.0 if learned else -OVERLOADED_AT * target_s
+    done, least, chosen, shortest = 0.0, math.inf, 0, math.inf
+    for place in range(count):
+        deadline, median, work, predicted, _ = waiting_at(queue, place)
+        service = work * (slots / rate)
+        if median < shortest and (place == 0 or (predicted and HEADROOM * service <= least)):
+            chosen, shortest = place, median
+        done += work
+        least = min(least, deadline - now - (done - work) / rate - OWN_SERVICE * service)
+        if least < late:
+            break  # no later job fits, and there is overload if a target is given
+    if learned or least >= late:
+        return chosen, True, False
+    on_time = shortest_on_time(queue, count, slots, rate, now)
+    if on_time < 0 or credit >= waiting_at(queue, 0)[2]:
+        return 0, True, True
+    return on_time, False, True
+
+
+def remember(state: Any, work: float, charged: bool, kept: bool) -> None:
+    """Remember the facts of a choice of `choose` for `charge_chosen`."""
+    state.chosen_work, state.chosen_oldest = work, charged
+    if not kept:
+        state.credit = 0.0
+
+
+@cache
+def compiled_choose() -> Callable[..., tuple[int, bool, bool]]:
+    """Return `choose`, compiled where Numba is installed: a queue may be long."""
+    try:
+        from lengthwise.compiled import compiled_copy
+    except InputError:
+        return choose
+    found = compiled_copy(choose, waiting_at, shortest_on_time)
+    one = np.ones(1)
+    found((one, one, one, np.ones(1, np.bool_), np.argsort(one)), 1, 1.0, 0.0, 1, 1.0, 0.0, True)
+    return found

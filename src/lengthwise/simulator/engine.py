@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.policies import Job, JobColumns, Policy
-from lengthwise.policies.admission import JointAdmission, KvDemand, peak_kv_tokens, predicted_remaining
+from lengthwise.policies.admission import (
+    JointAdmission,
+    KvDemand,
+    blocks_for,
+    peak_kv_tokens,
+    predicted_remaining,
+    reserved_blocks,
+)
 from lengthwise.policies.base import last_of_largest
 from lengthwise.policies.queue import PolicyQueue, TokenRate
 from lengthwise.simulator.costs import chunk_cost, step_s
@@ -150,7 +157,7 @@ class Request:
     arrival: float
     output_tokens: int
     predicted_lengths: Sequence[int] = ()
-    """For admission, rising: see `policies.admission.length_levels`."""
+    """For admission, rising: see `policies.admission.predicted_lengths`."""
     transferred_kv_tokens: int = 0
     """Tokens whose KV another engine has sent; 0 after admission."""
     missing_kv_tokens: int = 0
@@ -471,7 +478,7 @@ class Engine:
     # -- KV memory and admission
 
     def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.spec.block_size)
+        return blocks_for(tokens, self.spec.block_size)
 
     def _identity(self, request: Request, position: int) -> Identity:
         """Content of the full block at a position of a request."""
@@ -536,9 +543,9 @@ class Engine:
         return KvDemand(request.tokens, predicted_remaining(request.predicted_lengths, request.job.generated))
 
     def _reservation(self, request: Request) -> int:
-        """Blocks for the prompt and the granted answer; the last token is never computed and needs no slot."""
+        """Blocks for the prompt and the granted answer."""
         request.granted = request.granted or request.predicted_lengths[0]
-        return min(self._blocks_for(request.job.prompt_tokens + request.granted - 1), self.pool.size)
+        return reserved_blocks(request.job.prompt_tokens, request.granted, self.spec.block_size, self.pool.size)
 
     def _exceeds_reservation(self, request: Request, tokens: int) -> bool:
         """Whether a request outgrows its reservation; it is then preempted and granted twice as much (S3)."""

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, Policy, make_policy
-from lengthwise.policies.admission import length_levels
+from lengthwise.policies.admission import predicted_lengths
 from lengthwise.prefixes import BLOCK_TOKENS
 from lengthwise.settings import validated
 from lengthwise.simulator.engine import Engine, Request
@@ -127,8 +127,8 @@ class ClientEngine(Engine):
         job.id = str(row)
         request = Request(job, row, job.arrival, tokens)
         if self.spec.admission in ("peak", "reserve"):
-            levels = length_levels(job.mu, job.sigma, job.cap, self.spec.chosen_quantile)
-            request.predicted_lengths = levels[0].tolist()
+            lengths = predicted_lengths(job.mu, job.sigma, job.cap, self.spec.chosen_quantile)
+            request.predicted_lengths = lengths[0].tolist()
         self.enqueue(request)
         return request
 

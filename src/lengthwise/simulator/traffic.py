@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.lengths import wide_prior
 from lengthwise.policies import Job, JobColumns
-from lengthwise.policies.admission import LENGTH_LEVELS, length_levels
+from lengthwise.policies.admission import PREDICTED_LENGTHS, predicted_lengths
 from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.workloads import Workload
@@ -147,9 +147,9 @@ class Traffic:
             jobs=jobs,
             hash_offsets=workload.block_offsets if has_blocks else np.zeros(n + 1, np.int64),
             hashes=workload.block_values if has_blocks else np.zeros(0, np.uint64),
-            predicted_length=np.zeros((0, LENGTH_LEVELS), np.int32)
+            predicted_length=np.zeros((0, PREDICTED_LENGTHS), np.int32)
             if quantile is None
-            else length_levels(known.mu, known.sigma, known.cap, quantile),
+            else predicted_lengths(known.mu, known.sigma, known.cap, quantile),
             workload=workload,
             predictions=predictions,
         )

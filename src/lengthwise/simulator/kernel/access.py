@@ -56,7 +56,7 @@ def copy(typing_context: Any, to: Any, source: Any) -> Any:
 request_at = _at("requests")
 progress_at = _at("progress")
 key_at = _at("keys")  # at (column * stages + stage) * requests + row
-predicted_length_at = _at("predicted_length")  # at row * n_levels + level
+predicted_lengths_at = _at("predicted_length")
 hash_offset_at = _at("hash_offsets")
 hash_at = _at("hashes")
 median_at = _at("medians")  # at `prediction_of`
@@ -67,7 +67,7 @@ rank_table_at = _at("rank_tables")
 lanes_at = _at("lanes")
 groups_at = _at("groups")
 target_at = _at("target")
-by_arrival_at = _at("by_arrival")
+by_deadline_at = _at("by_deadline")
 row_at = _at("rows")
 waiting_at = _at("waiting")
 running_at = _at("running")
@@ -78,7 +78,7 @@ block_at = _at("blocks")
 index_at = _at("index")
 table_at = _at("tables")  # at table * positions + position
 free_table_at = _at("free_tables")
-scratch_at = _at("scratch")
+demand_at = _at("demands")
 
 
 @inlined

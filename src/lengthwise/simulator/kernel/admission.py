@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from lengthwise.compiled import inlined as compiled
+from lengthwise.compiled import inlined_copies
+from lengthwise.policies import admission as rules
 from lengthwise.simulator.kernel.access import (
     copy,
-    predicted_length_at,
+    demand_at,
+    predicted_lengths_at,
     progress_at,
     request_at,
     running_at,
-    scratch_at,
 )
-from lengthwise.simulator.kernel.memory import needed
+from lengthwise.simulator.kernel.memory import blocks_for
 from lengthwise.simulator.kernel.records import FUTURE_PEAK, INDEFINITELY, RESERVATION, Record
 
-
-@compiled
-def _predicted_left(engine: Record, row: int, generated: int) -> int:
-    """Tokens left by the lowest predicted length that is not exceeded: `policies.admission.predicted_remaining`."""
-    for level in range(engine.n_levels):
-        length = predicted_length_at(engine, row * engine.n_levels + level).value
-        if length > generated:
-            return int(length - generated)
-    return 1
+_predicted_remaining, _, _reserved_blocks, _sorted_peak = inlined_copies(
+    rules.predicted_remaining, rules.blocks_for, rules.reserved_blocks, rules.sorted_peak, demand_at=demand_at
+)
 
 
 @compiled
@@ -30,10 +26,9 @@ def _reservation(engine: Record, row: int) -> int:
     """Blocks for the prompt and the granted answer, at most all."""
     progress = progress_at(engine, row)
     if not progress.granted_tokens:
-        progress.granted_tokens = predicted_length_at(engine, row * engine.n_levels).value
-    # The last token is never computed and needs no slot.
-    tokens = request_at(engine, row).prompt + progress.granted_tokens - 1
-    return min(needed(tokens, engine.block_size), engine.n_blocks)
+        progress.granted_tokens = predicted_lengths_at(engine, row).lengths[0]
+    prompt = request_at(engine, row).prompt
+    return int(_reserved_blocks(prompt, progress.granted_tokens, engine.block_size, engine.n_blocks))
 
 
 @compiled
@@ -43,37 +38,36 @@ def granted(engine: Record, row: int) -> int:
 
 
 @compiled
+def _set_demand(engine: Record, place: int, row: int, tokens: int) -> None:
+    demand, lengths = demand_at(engine, place), predicted_lengths_at(engine, row).lengths
+    demand.tokens = tokens
+    demand.remaining = _predicted_remaining(lengths, tokens - request_at(engine, row).prompt)
+
+
+@compiled
 def _peak(engine: Record, row: int, tokens: int) -> int:
     """Predicted peak of KV tokens if the request joins the running ones: `policies.admission.peak_kv_tokens`."""
     for position in range(engine.n_running):
-        running, entry = running_at(engine, position), scratch_at(engine, position)
-        entry.left = _predicted_left(engine, running.row, running.tokens - request_at(engine, running.row).prompt)
-        entry.tokens = running.tokens + engine.block_size - 1
-    last = scratch_at(engine, engine.n_running)
-    last.left = _predicted_left(engine, row, tokens - request_at(engine, row).prompt)
-    last.tokens = tokens + engine.block_size - 1
+        running = running_at(engine, position)
+        _set_demand(engine, position, running.row, running.tokens)
+    _set_demand(engine, engine.n_running, row, tokens)
     _longest_first(engine, engine.n_running + 1)
-    peak = total = 0
-    for number in range(engine.n_running + 1):
-        entry = scratch_at(engine, number)
-        total += entry.tokens
-        peak = max(peak, entry.left * (number + 1) + total)
-    return peak
+    return int(_sorted_peak(engine, engine.n_running + 1, engine.block_size))
 
 
 @compiled
 def _longest_first(engine: Record, size: int) -> None:
-    """Sort the scratch array by tokens left, descending (Shell sort)."""
-    moving = scratch_at(engine, size)
+    """Sort the demands by tokens that remain, descending (Shell sort)."""
+    moving = demand_at(engine, size)
     gap = size // 2
     while gap:
         for number in range(gap, size):
-            copy(moving, scratch_at(engine, number))
+            copy(moving, demand_at(engine, number))
             at = number
-            while at >= gap and scratch_at(engine, at - gap).left < moving.left:
-                copy(scratch_at(engine, at), scratch_at(engine, at - gap))
+            while at >= gap and demand_at(engine, at - gap).remaining < moving.remaining:
+                copy(demand_at(engine, at), demand_at(engine, at - gap))
                 at -= gap
-            copy(scratch_at(engine, at), moving)
+            copy(demand_at(engine, at), moving)
         gap //= 2
 
 
@@ -84,7 +78,7 @@ def blocked_steps(engine: Record, row: int, tokens: int, cached: int, idle: int)
     `cached` of its blocks are in the cache, `idle` of those are free.
     """
     # The whole prompt must fit now, though blocks are taken chunk by chunk (scheduler_reserve_full_isl).
-    if needed(tokens, engine.block_size) - cached + idle > engine.free:
+    if blocks_for(tokens, engine.block_size) - cached + idle > engine.free:
         return INDEFINITELY
     if engine.n_running == 0:
         return 0  # alone it may use all memory
@@ -117,7 +111,7 @@ def exceeds_reservation(engine: Record, position: int, tokens: int) -> bool:
     It is then preempted and granted twice as many tokens (S3's supervisor).
     """
     row = running_at(engine, position).row
-    if engine.admission != RESERVATION or needed(tokens, engine.block_size) <= _reservation(engine, row):
+    if engine.admission != RESERVATION or blocks_for(tokens, engine.block_size) <= _reservation(engine, row):
         return False
     release(engine, row)
     progress_at(engine, row).granted_tokens *= 2

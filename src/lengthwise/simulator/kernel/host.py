@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from lengthwise import policies, prefixes
 from lengthwise.compiled import cache_folder, compiled
 from lengthwise.lengths import log_t
-from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
-from lengthwise.policies.arrival_order import Boost, Hrrn, Lpm, Preble
+from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, SelectingPolicy, TokenRate, WaitingJobs
+from lengthwise.policies.arrival_order import Boost, Hrrn, Preble
 from lengthwise.policies.base import BasePolicy, last_of_largest
 from lengthwise.policies.job import COLUMN_NAMES
 from lengthwise.policies.lengthwise import Lengthwise, length_bin
@@ -58,7 +58,6 @@ _COMPILED: Final[dict[type, int]] = {
     Boost: r.BOOST,
     Srpt: r.SRPT,
     Gittins: r.GITTINS,
-    Lpm: r.LPM,
 }
 _GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
     COLUMN_NAMES.index(name) for name in ("generated", "cached_tokens", "round_number", "preemptions")
@@ -246,9 +245,8 @@ class CompiledEngine:
         shared = {name: getattr(traffic, name) for name in r.SHARED}
         self._use(**arrays, **shared, keys=keys.keys, progress=keys.progress)
         if keys.compiled:
-            self._use(**_policy_state(keys.compiled), **keys.compiled_arrays)
+            self._use(**_policy_state(keys.policy, keys.compiled), **keys.compiled_arrays)
             _use_compiled(self.record, keys.policy, keys.compiled)
-        self.record["n_levels"] = traffic.predicted_length.shape[1]
         self.record["positions"] = arrays["tables"].shape[1]
 
     @property
@@ -342,7 +340,9 @@ class CompiledEngine:
     @property
     def _view(self) -> QueueView:
         engine = self.record
-        return QueueView(int(engine["n_waiting"]), int(engine["n_running"]), self._slots, float(engine["tokens_per_s"]))
+        return QueueView(
+            int(engine["n_waiting"]), int(engine["n_running"]), self._slots, float(engine["rate"]["per_s"])
+        )
 
     def _answer(self, code: int) -> None:
         engine, policy = self.record, self._keys.policy
@@ -440,7 +440,7 @@ class CompiledEngine:
         return JobProgress(rows, requests, self._keys.progress[rows], running["tokens"] - requests["prompt"])
 
     def _grow(self) -> None:
-        full = ["waiting", "by_arrival"] if self.record["n_waiting"] + 1 >= self.record["waiting_size"] else ["events"]
+        full = ["waiting", "by_deadline"] if self.record["n_waiting"] + 1 >= self.record["waiting_size"] else ["events"]
         self._use(**{name: np.resize(self._arrays[name], 2 * len(self._arrays[name])) for name in full})
 
 
@@ -461,7 +461,7 @@ def _engine_record(spec: EngineSpec, policy: Policy, traffic: Traffic) -> Record
     if isinstance(policy, SelectingPolicy):
         record["rekey"] = r.SELECTED
     record["evicts_last"] = getattr(type(policy), "eviction_scores", None) is BasePolicy.eviction_scores
-    record["rate_since"] = np.nan
+    record["rate"] = r.state_record(TokenRate())[0]
     record["preempt_check_interval"] = policy.preempt_check_interval
     reports_cached = spec.prefix_caching and traffic.workload.has_blocks
     record["reports_cached"] = reports_cached and (
@@ -488,7 +488,7 @@ def _use_compiled(record: Record, policy: Policy, code: int) -> None:
     record["policy"], record["asks_on_arrival"] = code, 0
     if code in (r.SLO, r.HRRN):
         record["rekey"] = r.SELECTED
-    elif code in (r.BOOST, r.LPM, r.SRPT, r.GITTINS):
+    elif code in (r.BOOST, r.SRPT, r.GITTINS):
         record["rekey"] = r.NEVER  # the kernel computes a key whenever a request joins the queue
     parameters: dict[type, tuple[str, ...]] = {
         Boost: ("horizon", "scale"),
@@ -501,27 +501,19 @@ def _use_compiled(record: Record, policy: Policy, code: int) -> None:
         record["policy_parameters"][0] = np.nan if isinstance(policy.seconds, str) else policy.seconds
 
 
-def _policy_state(code: int) -> dict[str, NDArray[Any]]:
+def _policy_state(policy: Policy, code: int) -> dict[str, NDArray[Any]]:
     """Return the state of a compiled policy for one engine."""
-    if code == r.LENGTHWISE:
-        lanes = np.zeros(1, r.LANES)
-        for one in ("unit", "all_predicted", "all_true", "short_predicted", "short_true"):
-            lanes[one] = 1.0
-        return {"lanes": lanes}
-    if code == r.SLO:
-        target = np.zeros(1, r.TARGET)
-        target["unit"] = target["true_per_predicted"] = 1.0
-        return {"target": target}
-    return {"groups": np.zeros(1, r.GROUPS)} if code == r.PREBLE else {}
+    name = {r.LENGTHWISE: "lanes", r.SLO: "target", r.PREBLE: "groups"}.get(code)
+    return {} if name is None else {name: r.state_record(policy.rounds())}
 
 
 def _engine_arrays(spec: EngineSpec, traffic: Traffic, *, by_level: bool) -> dict[str, NDArray[Any]]:
     """Return the arrays of an empty engine, all blocks free."""
     seqs = min(spec.max_num_seqs, len(traffic.requests))
-    blocks, slots, tables = 0, 1, (1, 1)
+    blocks, entries, tables = 0, 1, (1, 1)
     if _caches(spec, traffic) == r.BY_BLOCK:
         blocks = spec.kv_blocks
-        slots = 1 << (2 * blocks).bit_length()
+        entries = 1 << (2 * blocks).bit_length()
         tables = (seqs, -(-min(traffic.longest, spec.max_model_len) // spec.block_size))
     free = np.zeros(blocks + 1, r.BLOCK)
     free["before"], free["after"] = np.arange(-1, blocks), np.arange(1, blocks + 2)
@@ -531,15 +523,15 @@ def _engine_arrays(spec: EngineSpec, traffic: Traffic, *, by_level: bool) -> dic
     return {
         "rows": np.empty(64, r.INT),
         "waiting": np.empty(64, r.WAITING),
-        "by_arrival": np.empty(64, r.BY_ARRIVAL),
+        "by_deadline": np.empty(64, r.BY_DEADLINE),
         "running": np.empty(seqs + 1, r.RUNNING),
         "levels": levels,
         "events": np.empty(1024, r.INT),
         "samples": np.empty(MAX_SAMPLES, SAMPLE),
         "blocks": free,
-        "index": np.zeros(slots, r.INDEX),
+        "index": np.zeros(entries, r.INDEX),
         "tables": np.empty(tables, r.INT),
-        "scratch": np.empty(seqs + 2, r.SCRATCH),
+        "demands": np.empty(seqs + 2, r.DEMAND),
         "free_tables": np.arange(seqs, dtype=np.int32).view(r.INT),
     }
 

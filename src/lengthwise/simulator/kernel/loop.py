@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from lengthwise.compiled import inlined as compiled
-from lengthwise.policies.queue import TokenRate
+from lengthwise.compiled import inlined_copies
+from lengthwise.policies.queue import observe_rate
 from lengthwise.simulator import costs
 from lengthwise.simulator.kernel import admission, memory, policy, ranks, waiting
 from lengthwise.simulator.kernel.access import (
@@ -47,7 +48,7 @@ from lengthwise.simulator.kernel.records import (
 )
 
 step_s, chunk_cost = compiled(costs.step_s), compiled(costs.chunk_cost)
-RATE_INTERVAL_S, RATE_WEIGHT = TokenRate.INTERVAL_S, TokenRate.WEIGHT
+(_observe_rate,) = inlined_copies(observe_rate)
 
 
 @compiled
@@ -266,23 +267,8 @@ def execute(engine: Record) -> int:
             engine.decoding = 0
         position += 1
     if engine.settled > settled:
-        _measure_rate(engine)
+        _observe_rate(engine.rate, engine.now, engine.generated, engine.n_waiting > 0)
     return 0
-
-
-@compiled
-def _measure_rate(engine: Record) -> None:
-    """Update the recent tokens per second: `policies.queue.TokenRate.observe`."""
-    took, waits = engine.now - engine.rate_since, engine.n_waiting > 0
-    if waits and took < RATE_INTERVAL_S:
-        return
-    if waits and took >= RATE_INTERVAL_S:
-        measured = (engine.generated - engine.rate_tokens) / took
-        if engine.tokens_per_s == 0.0:
-            engine.tokens_per_s = measured
-        else:
-            engine.tokens_per_s += RATE_WEIGHT * (measured - engine.tokens_per_s)
-    engine.rate_since, engine.rate_tokens = engine.now, engine.generated
 
 
 @compiled
@@ -320,8 +306,8 @@ def _receive_request(engine: Record) -> int:
     """Queue the next request, or refuse it if it can never fit."""
     row = row_at(engine, engine.arrived).value
     total = request_at(engine, row).prompt + request_at(engine, row).output
-    # The last token is never computed and needs no slot.
-    if total > engine.max_model_len or memory.needed(total - 1, engine.block_size) > engine.n_blocks:
+    # The last token is never computed and takes no memory.
+    if total > engine.max_model_len or memory.blocks_for(total - 1, engine.block_size) > engine.n_blocks:
         engine.refused += 1
         engine.settled += 1
     else:

@@ -8,15 +8,13 @@ taken first, then the cached blocks of requests, least recently freed first, eac
 from __future__ import annotations
 
 from lengthwise.compiled import inlined as compiled
+from lengthwise.compiled import inlined_copies
+from lengthwise.policies import admission
 from lengthwise.simulator.kernel import prefixes
 from lengthwise.simulator.kernel.access import progress_at, request_at, running_at
 from lengthwise.simulator.kernel.records import BY_BLOCK, NONE, OWN_ONLY, Record
 
-
-@compiled
-def needed(tokens: int, block_size: int) -> int:
-    """Blocks that `tokens` need."""
-    return (tokens + block_size - 1) // block_size
+(blocks_for,) = inlined_copies(admission.blocks_for)
 
 
 @compiled
@@ -114,7 +112,7 @@ def adopt(engine: Record, position: int, blocks: int) -> None:
 def grow(engine: Record, position: int, tokens: int) -> bool:
     """Take blocks so that a running request can hold `tokens`; False where too few are free."""
     running = running_at(engine, position)
-    more = needed(tokens, engine.block_size) - running.blocks
+    more = blocks_for(tokens, engine.block_size) - running.blocks
     if more > engine.free:
         return False
     if more > 0:

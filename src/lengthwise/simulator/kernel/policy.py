@@ -1,12 +1,10 @@
 """The compiled policies: what each does when a request arrives, gets its prediction, is admitted and finishes.
 
-Their definitions are in `lengthwise.policies`, and the tests hold both to the same outcome; the rules of `lengthwise`
-and `preble` are compiled from there. All other policies, and those inside a wrapper, are asked by the host.
+The rules are functions of `lengthwise.policies`, compiled here for the engine's memory. All other policies, and those
+inside a wrapper, are asked by the host.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from lengthwise.simulator.kernel.access import (
     prediction_of,
     progress_at,
     request_at,
+    target_at,
     waiting_at,
 )
 from lengthwise.simulator.kernel.records import (
@@ -32,7 +31,6 @@ from lengthwise.simulator.kernel.records import (
     GITTINS,
     HRRN,
     LENGTHWISE,
-    LPM,
     ON_LEVEL,
     PREBLE,
     SLO,
@@ -41,8 +39,12 @@ from lengthwise.simulator.kernel.records import (
     Record,
 )
 
-GROUPS = arrival_order.GROUPS
-(_enter_group,) = inlined_copies(arrival_order.enter_group)
+_enter_group, _serve_group, _response_ratio_key, _boosted_arrival = inlined_copies(
+    arrival_order.enter_group,
+    arrival_order.serve_group,
+    arrival_order.response_ratio_key,
+    arrival_order.boosted_arrival,
+)
 *_, _enter_lanes, _change_lane, _record_length = inlined_copies(
     lengthwise.is_short,
     lengthwise.count_length,
@@ -86,7 +88,7 @@ def arrived(engine: Record, row: int) -> None:
         entered = _enter_lanes(lanes_at(engine, 0), tokens, place, predicted, engine.max_num_seqs)
         progress.round, progress.credited = entered
     elif engine.policy == SLO:
-        deadlines.enter(engine)
+        deadlines.count_arrival(target_at(engine, 0))
     elif engine.policy == PREBLE:
         progress.round = _enter_group(groups_at(engine, 0), progress.cached, request_at(engine, row).prompt)
 
@@ -114,8 +116,7 @@ def admitted(engine: Record, row: int) -> None:
     if engine.policy == SLO:
         deadlines.admitted(engine, row)
     elif engine.policy == PREBLE:
-        state = groups_at(engine, 0)
-        state.serving = max(state.serving, progress_at(engine, row).round // GROUPS)
+        _serve_group(groups_at(engine, 0), progress_at(engine, row).round)
 
 
 @compiled
@@ -133,11 +134,9 @@ def key(engine: Record, row: int) -> float:
     """The key of a request that waits, from its progress or from the columns that the host has filled."""
     request = request_at(engine, row)
     if engine.policy == BOOST:
-        work = max(float(request.prompt - progress_at(engine, row).cached + request.generated), 1.0)
+        work = request.prompt - progress_at(engine, row).cached + request.generated
         horizon, scale = engine.policy_parameters[0], engine.policy_parameters[1]
-        return float(arrival_at(engine, row).value + horizon * math.log(-math.expm1(-work / scale)))
-    if engine.policy == LPM:
-        return -float(progress_at(engine, row).cached)
+        return float(_boosted_arrival(arrival_at(engine, row).value, work, horizon, scale))
     if engine.policy == SRPT or engine.policy == GITTINS:
         return ranks.rank(engine, row, request.generated)
     column = engine.column if engine.rekey == ON_LEVEL and engine.column != STALE else 0
@@ -162,7 +161,7 @@ def select(engine: Record) -> int:
         if entry.priority > best.priority:
             continue
         expected = job_at(engine, prediction_of(engine, entry.row)).expected
-        ratio = (arrival_at(engine, entry.row).value - engine.now) / max(expected, 1.0)
+        ratio = _response_ratio_key(arrival_at(engine, entry.row).value, expected, engine.now)
         if entry.priority < best.priority or ratio < smallest or (ratio == smallest and entry.order < best.order):
             best, smallest = entry, ratio
     return int(best.row)

@@ -41,25 +41,25 @@ def _identity(engine: Record, row: int, position: int) -> np.int64:
 
 
 @compiled
-def _slot(engine: Record, identity: np.int64) -> np.int64:
-    """Slot of an identity in the index, or the empty one where it would be inserted."""
+def _place(engine: Record, identity: np.int64) -> np.int64:
+    """Place of an identity in the index, or the empty one where it would be inserted."""
     mask = engine.index_size - 1
-    slot = identity & mask
-    while index_at(engine, slot).oldest and index_at(engine, slot).identity != identity:
-        slot = (slot + 1) & mask
-    return slot
+    place = identity & mask
+    while index_at(engine, place).oldest and index_at(engine, place).identity != identity:
+        place = (place + 1) & mask
+    return place
 
 
 @compiled
 def _find(engine: Record, identity: np.int64) -> int:
     """The oldest block of an identity, below 0 if there is none."""
-    return int(index_at(engine, _slot(engine, identity)).oldest - 1)
+    return int(index_at(engine, _place(engine, identity)).oldest - 1)
 
 
 @compiled
 def _insert(engine: Record, number: int, identity: np.int64) -> None:
     """Add a full block to the cache, after older ones of the same content."""
-    block, entry = block_at(engine, number), index_at(engine, _slot(engine, identity))
+    block, entry = block_at(engine, number), index_at(engine, _place(engine, identity))
     block.identity, block.named = identity, 1
     if entry.oldest == 0:
         entry.identity, entry.oldest = identity, number + 1
@@ -78,22 +78,22 @@ def _evict(engine: Record, number: int) -> None:
     if not block.named:
         return
     block.named = 0
-    slot = _slot(engine, block.identity)
+    place = _place(engine, block.identity)
     after = block.twin_after
     if after != number:
         block_at(engine, block.twin_before).twin_after = after
         block_at(engine, after).twin_before = block.twin_before
-        if index_at(engine, slot).oldest == number + 1:
-            index_at(engine, slot).oldest = after + 1
+        if index_at(engine, place).oldest == number + 1:
+            index_at(engine, place).oldest = after + 1
         return
     # Close the gap in the hash table, so that linear probing finds every entry.
     mask = engine.index_size - 1
-    gap, slot = slot, (slot + 1) & mask
-    while index_at(engine, slot).oldest:
-        if (slot - index_at(engine, slot).identity) & mask >= (slot - gap) & mask:
-            copy(index_at(engine, gap), index_at(engine, slot))
-            gap = slot
-        slot = (slot + 1) & mask
+    gap, place = place, (place + 1) & mask
+    while index_at(engine, place).oldest:
+        if (place - index_at(engine, place).identity) & mask >= (place - gap) & mask:
+            copy(index_at(engine, gap), index_at(engine, place))
+            gap = place
+        place = (place + 1) & mask
     index_at(engine, gap).oldest = 0
 
 

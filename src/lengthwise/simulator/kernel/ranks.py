@@ -15,7 +15,9 @@ from lengthwise.policies import preemptive
 from lengthwise.simulator.kernel.access import job_at, prediction_of, rank_table_at, request_at, running_at
 from lengthwise.simulator.kernel.records import GITTINS, NONE, SRPT, Record
 
-ABOVE_ANY_RANK, SIGMA_ONE = preemptive.ABOVE_ANY_RANK, log_t.SIGMA_ONE
+_eviction_score, _exceeds, _is_early = inlined_copies(
+    preemptive.eviction_score, preemptive.exceeds, preemptive.is_early
+)
 
 
 @compiled
@@ -74,8 +76,8 @@ def _may_preempt(engine: Record, position: int) -> bool:
     if request_at(engine, row).preemptions >= engine.policy_parameters[1]:
         return False
     if engine.policy == SRPT:
-        initial, c = job_at(engine, prediction_of(engine, row)).initial_expected, engine.policy_parameters[2]
-        return bool(age <= c * initial and (c > 1.0 or age < initial))
+        initial = job_at(engine, prediction_of(engine, row)).initial_expected
+        return bool(_is_early(age, initial, engine.policy_parameters[2]))
     return True
 
 
@@ -84,9 +86,8 @@ def victim(engine: Record) -> int:
     """Position of the request to preempt when memory is short: the largest rank, the last among equals."""
     chosen, largest = 0, -np.inf
     for position in range(engine.n_running):
-        score = rank(engine, running_at(engine, position).row, _age(engine, position))
-        if not _may_preempt(engine, position):
-            score -= ABOVE_ANY_RANK
+        own = rank(engine, running_at(engine, position).row, _age(engine, position))
+        score = _eviction_score(own, _may_preempt(engine, position))
         if score >= largest:
             chosen, largest = position, score
     return chosen
@@ -104,5 +105,5 @@ def head_victim(engine: Record, row: int) -> int:
             score = rank(engine, running.row, _age(engine, position))
             if score >= largest:
                 chosen, largest = position, score
-    wanted = engine.policy_parameters[0] * rank(engine, row, request_at(engine, row).generated)
-    return chosen if chosen != NONE and largest > wanted else NONE
+    wanted = rank(engine, row, request_at(engine, row).generated)
+    return chosen if chosen != NONE and _exceeds(largest, wanted, engine.policy_parameters[0]) else NONE

@@ -5,11 +5,17 @@ Plain NumPy: importing this does not load Numba.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lengthwise.policies.slo import LATENCY_BINS, LENGTH_BINS
+from lengthwise.policies.admission import PREDICTED_LENGTHS
+from lengthwise.policies.arrival_order import Preble
+from lengthwise.policies.lengthwise import Lengthwise
+from lengthwise.policies.queue import TokenRate
+from lengthwise.policies.slo import LatencyTarget
 from lengthwise.simulator.costs import COST
 from lengthwise.simulator.outcome import SAMPLE
 from lengthwise.simulator.traffic import REQUEST
@@ -58,7 +64,6 @@ HRRN: Final = 4
 BOOST: Final = 5
 SRPT: Final = 6
 GITTINS: Final = 7
-LPM: Final = 8
 
 # What the prefix cache finds again after a request frees its memory.
 NOTHING: Final = 0
@@ -117,56 +122,32 @@ BLOCK: Final = np.dtype(
 """A block of KV memory, where prefixes are cached. One extra block is head and tail of the free queue."""
 
 INDEX: Final = np.dtype([("identity", "i8"), ("oldest", "i8")])
-"""A slot of the hash table over identities: the oldest block of one, plus one; 0 where the slot is empty."""
+"""An entry of the hash table over identities: the oldest block of one, plus one; 0 where the entry is empty."""
 
-SCRATCH: Final = np.dtype([("left", "i8"), ("tokens", "i8")])
-"""Predicted tokens left and tokens in memory of a request, to find the predicted peak."""
+DEMAND: Final = np.dtype([("remaining", "i8"), ("tokens", "i8")])
+"""A `policies.admission.KvDemand`, to find the predicted peak."""
 
 LEVEL: Final = np.dtype([("pair", "i8"), ("column", "i8")])
 """A remembered answer to ASK_LEVEL."""
 
-LANE_BINS: Final = 288
-LANES: Final = np.dtype(
-    [
-        ("clock", "f8"),
-        ("unit", "f8"),
-        ("count", "f8"),
-        ("total", "f8"),
-        ("credit", "f8"),
-        ("all_predicted", "f8"),
-        ("all_true", "f8"),
-        ("short_predicted", "f8"),
-        ("short_true", "f8"),
-        ("jobs", "f8", (LANE_BINS,)),
-        ("work", "f8", (LANE_BINS,)),
-    ]
-)
-"""The state of `policies.lengthwise.Lanes`."""
 
-GROUPS: Final = np.dtype([("serving", "i8"), ("ends", "i8", (10,))])
-"""The state of `preble`: the round that is served, and the places taken in each group."""
+def state_record(state: Any) -> NDArray[np.void]:
+    """Return a state of a policy as an array of one record: its fields that are numbers, or several numbers."""
+    values = {name: np.asarray(getattr(state, name)) for name in (field.name for field in fields(state))}
+    known = {name: value for name, value in values.items() if value.dtype != object}
+    kinds = [(name, "f8" if value.dtype.kind == "f" else "i8", value.shape) for name, value in known.items()]
+    record = np.zeros(1, kinds)
+    for name, value in known.items():
+        record[name] = value
+    return record
 
 
-TARGET: Final = np.dtype(
-    [
-        ("unit", "f8"),
-        ("arrived", "i8"),
-        ("done", "f8"),
-        ("all_predicted", "f8"),
-        ("all_true", "f8"),
-        ("target_s", "f8"),
-        ("credit", "f8"),
-        ("chosen_work", "f8"),
-        ("chosen_oldest", "i8"),
-        ("predicted", "f8", (LENGTH_BINS,)),
-        ("true", "f8", (LENGTH_BINS,)),
-        ("true_per_predicted", "f8", (LENGTH_BINS,)),
-        ("latencies", "f8", (LATENCY_BINS,)),
-    ]
-)
-"""The state of `policies.slo.LatencyTarget`."""
+LANES: Final = state_record(Lengthwise().rounds()).dtype
+GROUPS: Final = state_record(Preble().rounds()).dtype
+TARGET: Final = state_record(LatencyTarget()).dtype
+RATE: Final = state_record(TokenRate()).dtype
 
-BY_ARRIVAL: Final = np.dtype(
+BY_DEADLINE: Final = np.dtype(
     [
         ("arrival", "f8"),
         ("median", "f8"),
@@ -178,7 +159,7 @@ BY_ARRIVAL: Final = np.dtype(
     ],
     align=True,
 )
-"""A waiting request under `slo`, by arrival, then by order of joining."""
+"""A waiting request under `slo`, by priority, arrival, then order of joining."""
 
 JOB: Final = np.dtype(
     [
@@ -194,6 +175,9 @@ JOB: Final = np.dtype(
 )
 """What `hrrn`, `srpt` and `gittins` need of a request's prediction."""
 
+PREDICTED: Final = np.dtype([("lengths", "i4", (PREDICTED_LENGTHS,))])
+"""The predicted lengths of a request for admission: see `policies.admission.predicted_lengths`."""
+
 INT: Final = np.dtype([("value", "i4")])
 LONG: Final = np.dtype([("value", "i8")])
 HASH: Final = np.dtype([("value", "u8")])
@@ -205,7 +189,7 @@ ARRAYS: Final = {
     "requests": REQUEST,
     "progress": PROGRESS,
     "keys": REAL,  # [column, stage of prediction, request]
-    "predicted_length": INT,  # [request, level]: predicted lengths, rising, for admission
+    "predicted_length": PREDICTED,
     "hash_offsets": LONG,
     "hashes": HASH,
     "medians": REAL,  # [stage of prediction, request], under `lengthwise` and `slo`, as the next
@@ -227,8 +211,8 @@ ARRAYS: Final = {
     "lanes": LANES,
     "groups": GROUPS,
     "target": TARGET,
-    "by_arrival": BY_ARRIVAL,
-    "scratch": SCRATCH,
+    "by_deadline": BY_DEADLINE,
+    "demands": DEMAND,
 }
 """The arrays that an engine works on, and their dtypes."""
 
@@ -291,9 +275,7 @@ ENGINE: Final = np.dtype(
         ("keyed_at", "f8"),
         ("selected", "i8"),  # row that is first because the policy selected it, -1 if none
         ("generated", "i8"),  # tokens, of all requests
-        ("rate_since", "f8"),  # see policies.queue.TokenRate, as the next two
-        ("rate_tokens", "i8"),
-        ("tokens_per_s", "f8"),
+        ("rate", RATE),
         ("settled", "i8"),
         ("refused", "i8"),
         ("pause_at", "i8"),
@@ -315,7 +297,6 @@ ENGINE: Final = np.dtype(
         *((name, "i8") for name in ARRAYS),
         *((f"{name}_size", "i8") for name in SIZED),
         ("stages", "i8"),  # of prediction: one, or two where predictions are late
-        ("n_levels", "i8"),
         ("positions", "i8"),  # of a table
     ]
 )
