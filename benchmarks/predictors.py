@@ -26,7 +26,7 @@ from benchmarks import cpu_microseconds, options
 from lengthwise.lengths import LogT
 from lengthwise.predictors.contract import LoadedPredictor
 from lengthwise.predictors.model_file import read_model_file
-from lengthwise.predictors.prefix_memory import PrefixMemory, levels_of
+from lengthwise.predictors.prefix_memory import PrefixMemory, scopes_of
 from lengthwise.predictors.resolve import load_predictor, packaged_predictors
 from lengthwise.reports.tables import Table, print_tables
 from lengthwise.workloads import load_castillo
@@ -122,14 +122,14 @@ def memory_us(rounds: int, chains: int = 75_000, timed: int = 10_000) -> tuple[i
     memory, start = PrefixMemory(), LogT(5.5, 0.6, 8192)
     blocks = rng.integers(1, 1 << 63, (chains, 24), dtype=np.uint64)
     for chain in blocks:
-        memory.observe(levels_of(LLM, chain), start, 300, text=True)
-    levels = [levels_of(LLM, chain) for chain in blocks]
+        memory.observe(scopes_of(LLM, chain), start, 300, text=True)
+    scopes = [scopes_of(LLM, chain) for chain in blocks]
     lists = blocks.tolist()
     calls: dict[str, Callable[[int], object]] = {
-        "levels of 24 block hashes": lambda row: levels_of(LLM, lists[row], tenant="a", session="b"),
-        "prediction": lambda row: memory.predict(levels[row], start, text=True),
-        "observation": lambda row: memory.observe(levels[row], start, 300, text=True),
-        "censored observation": lambda row: memory.observe(levels[row], start, 300, text=True, censored=True),
+        "scopes of 24 block hashes": lambda row: scopes_of(LLM, lists[row], tenant="a", session="b"),
+        "prediction": lambda row: memory.predict(scopes[row], start, text=True),
+        "observation": lambda row: memory.observe(scopes[row], start, 300, text=True),
+        "censored observation": lambda row: memory.observe(scopes[row], start, 300, text=True, censored=True),
     }
     rows = rng.permutation(chains)[:timed].tolist()
 
@@ -163,7 +163,7 @@ def main() -> None:
                 "Prefix memory, CPU-us per call",
                 ("", "us"),
                 [(name, f"{us:.1f}") for name, us in remembering.items()],
-                [f"{nodes:,} nodes held. Target: at most 15 for levels and prediction, 10 for an observation."],
+                [f"{nodes:,} nodes held. Target: at most 15 for scopes and prediction, 10 for an observation."],
             ),
             Table(
                 "Files",

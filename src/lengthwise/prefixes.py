@@ -75,8 +75,8 @@ def splitmix64(number: Any) -> Any:
     return number ^ (number >> np.uint64(31))
 
 
-class Levels(NamedTuple):
-    """What identifies the levels of a request.
+class Scopes(NamedTuple):
+    """What identifies the scopes of a request.
 
     Block hashes, and the hashes of tenant, template, session (0: none) and LLM.
     """

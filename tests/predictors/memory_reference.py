@@ -15,8 +15,8 @@ from lengthwise.predictors.memory_kernel import CLASSES, STRENGTHS
 NU = 3.5
 KEEP = 1 - 1 / FAST_MEMORY
 
-Level = tuple[str, object]
-"""The kind of a level, and what identifies it."""
+Scope = tuple[str, object]
+"""The kind of a scope, and what identifies it."""
 
 
 @dataclass
@@ -51,17 +51,17 @@ class ReferenceMemory:
 
     def __init__(self, *, text: bool) -> None:
         self.text = text
-        self.nodes: dict[Level, Node] = {}
+        self.nodes: dict[Scope, Node] = {}
         self.scores: dict[str, list[float]] = {}
         self.scales = [[1.0, 20.0] for _ in range(CLASSES)]
         self.observations = 0
 
-    def predict(self, levels: Sequence[Level], mu: float, sigma: float) -> tuple[float, float]:
-        location, scale, evidence = self._descend(levels, mu, sigma)
+    def predict(self, scopes: Sequence[Scope], mu: float, sigma: float) -> tuple[float, float]:
+        location, scale, evidence = self._descend(scopes, mu, sigma)
         return max(0.0, location), scale * self.scales[evidence][0]
 
-    def observe(self, levels: Sequence[Level], mu: float, sigma: float, y: float, *, censored: bool) -> None:
-        location, scale, evidence = self._descend(levels, mu, sigma)
+    def observe(self, scopes: Sequence[Scope], mu: float, sigma: float, y: float, *, censored: bool) -> None:
+        location, scale, evidence = self._descend(scopes, mu, sigma)
         scale *= self.scales[evidence][0]
         z, spread = (y - location) / scale, 0.0
         if censored:
@@ -69,21 +69,21 @@ class ReferenceMemory:
             z, y = mean, location + scale * mean
         else:
             weight = (NU + 1) / (NU + z * z)
-            self._descend(levels, mu, sigma, learn_from=(y, scale))
+            self._descend(scopes, mu, sigma, learn_from=(y, scale))
         factor, seen = self.scales[evidence]
         self.scales[evidence] = [
             factor * math.sqrt(1 + (weight * z * z + spread - 1) / seen),
             min(seen + 1, MEMORY),
         ]
         self.observations += 1
-        for level in levels:
-            node = self.nodes.setdefault(level, Node())
+        for scope in scopes:
+            node = self.nodes.setdefault(scope, Node())
             node.update(y, mu if self.text else None, weight, spread * scale**2, self.observations)
 
     def _descend(
-        self, levels: Sequence[Level], mu: float, sigma: float, learn_from: tuple[float, float] | None = None
+        self, scopes: Sequence[Scope], mu: float, sigma: float, learn_from: tuple[float, float] | None = None
     ) -> tuple[float, float, int]:
-        known = [(kind, self.nodes[kind, name]) for kind, name in levels if (kind, name) in self.nodes]
+        known = [(kind, self.nodes[kind, name]) for kind, name in scopes if (kind, name) in self.nodes]
         distinct = [
             (kind, node)
             for place, (kind, node) in enumerate(known)

@@ -16,55 +16,55 @@ from hypothesis import strategies as st
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, wide_prior
 from lengthwise.predictors import PredictionInput, load_predictor
-from lengthwise.predictors.memory_kernel import MAX_LEVELS, NODE_BYTES, WAYS
-from lengthwise.predictors.prefix_memory import MemoryPredictor, PrefixMemory, levels_of
-from lengthwise.prefixes import Levels
-from tests.predictors.memory_reference import Level, ReferenceMemory
+from lengthwise.predictors.memory_kernel import MAX_SCOPES, NODE_BYTES, WAYS
+from lengthwise.predictors.prefix_memory import MemoryPredictor, PrefixMemory, scopes_of
+from lengthwise.prefixes import Scopes
+from tests.predictors.memory_reference import ReferenceMemory, Scope
 
 START = LogT(math.log(200), 0.8, 8192)
 SMALL = 64 * NODE_BYTES * WAYS
 
 
-def observed(lengths: Sequence[int], levels: Levels, start: LogT = START, *, text: bool = False) -> PrefixMemory:
+def observed(lengths: Sequence[int], scopes: Scopes, start: LogT = START, *, text: bool = False) -> PrefixMemory:
     memory = PrefixMemory(SMALL)
     for tokens in lengths:
-        memory.observe(levels, start, tokens, text=text)
+        memory.observe(scopes, start, tokens, text=text)
     return memory
 
 
-def median(memory: PrefixMemory, levels: Levels, start: LogT = START, *, text: bool = False) -> float:
-    return memory.predict(levels, start, text=text).quantile(0.5)
+def median(memory: PrefixMemory, scopes: Scopes, start: LogT = START, *, text: bool = False) -> float:
+    return memory.predict(scopes, start, text=text).quantile(0.5)
 
 
 def test_without_evidence_the_starting_prediction_remains() -> None:
-    memory = observed([20] * 10, levels_of("llm", [1, 2, 3]))
+    memory = observed([20] * 10, scopes_of("llm", [1, 2, 3]))
     for text in (False, True):
-        assert memory.predict(levels_of("llm", [7, 8]), START, text=text).mu == START.mu
-        assert memory.predict(levels_of("other", [1, 2, 3]), START, text=text).mu == START.mu
+        assert memory.predict(scopes_of("llm", [7, 8]), START, text=text).mu == START.mu
+        assert memory.predict(scopes_of("other", [1, 2, 3]), START, text=text).mu == START.mu
 
 
 def test_a_known_prefix_is_predicted_from_its_lengths_and_more_narrowly() -> None:
-    levels = levels_of("llm", [1, 2, 3])
-    memory = observed([48, 50, 52, 50, 47, 53] * 3, levels)
-    prediction = memory.predict(levels, START, text=False)
+    scopes = scopes_of("llm", [1, 2, 3])
+    memory = observed([48, 50, 52, 50, 47, 53] * 3, scopes)
+    prediction = memory.predict(scopes, START, text=False)
     assert prediction.quantile(0.5) == pytest.approx(50, rel=0.05)
     assert prediction.sigma < START.sigma / 3
-    assert memory.predict(levels_of("llm", [1, 2, 9]), START, text=False).quantile(0.5) < 100
+    assert memory.predict(scopes_of("llm", [1, 2, 9]), START, text=False).quantile(0.5) < 100
 
 
 def test_deeper_levels_count_more_than_general_ones() -> None:
     memory = PrefixMemory(SMALL)
     for number in range(40):
-        memory.observe(levels_of("llm", [1, 2]), START, 20, text=False)
-        memory.observe(levels_of("llm", [1, 3 + number % 2 * 10]), START, 1000, text=False)
-    assert median(memory, levels_of("llm", [1, 2])) < 40
-    assert median(memory, levels_of("llm", [1, 3])) > 500
+        memory.observe(scopes_of("llm", [1, 2]), START, 20, text=False)
+        memory.observe(scopes_of("llm", [1, 3 + number % 2 * 10]), START, 1000, text=False)
+    assert median(memory, scopes_of("llm", [1, 2])) < 40
+    assert median(memory, scopes_of("llm", [1, 3])) > 500
 
 
 @pytest.mark.parametrize("name", ["tenant", "template", "session"])
 def test_tenant_template_and_session_are_separate_levels(name: str) -> None:
-    def named(value: str) -> Levels:
-        return levels_of("llm", (), **{name: value})
+    def named(value: str) -> Scopes:
+        return scopes_of("llm", (), **{name: value})
 
     memory = observed([30] * 20, named("a"))
     assert median(memory, named("a")) < 45
@@ -72,17 +72,17 @@ def test_tenant_template_and_session_are_separate_levels(name: str) -> None:
 
 
 def test_a_template_and_a_session_belong_to_their_tenant() -> None:
-    memory = observed([30] * 20, levels_of("llm", tenant="a", template="t", session="s"))
-    assert memory.predict(levels_of("llm", tenant="b", template="t", session="s"), START, text=False).mu == START.mu
+    memory = observed([30] * 20, scopes_of("llm", tenant="a", template="t", session="s"))
+    assert memory.predict(scopes_of("llm", tenant="b", template="t", session="s"), START, text=False).mu == START.mu
 
 
 def test_equal_lengths_for_different_texts_outweigh_the_text() -> None:
     rng = np.random.default_rng(0)
-    levels = levels_of("llm", [1, 2, 3])
+    scopes = scopes_of("llm", [1, 2, 3])
     memory = PrefixMemory(SMALL)
     for _ in range(200):
-        memory.observe(levels, LogT(rng.normal(6, 1), 0.5, 8192), 100, text=True)
-    short, long = (median(memory, levels, LogT(mu, 0.5, 8192), text=True) for mu in (5.0, 7.0))
+        memory.observe(scopes, LogT(rng.normal(6, 1), 0.5, 8192), 100, text=True)
+    short, long = (median(memory, scopes, LogT(mu, 0.5, 8192), text=True) for mu in (5.0, 7.0))
     assert 70 < short < 100 < long < 140
 
 
@@ -91,59 +91,59 @@ def test_uninformative_prefixes_do_not_worsen_a_good_text_prediction() -> None:
     memory = PrefixMemory(1 << 20)
     errors, alone = [], []
     for number in range(2000):
-        levels = levels_of("llm", [1, 2 + number % 50], session=str(number // 4))
+        scopes = scopes_of("llm", [1, 2 + number % 50], session=str(number // 4))
         start = LogT(rng.normal(5.5, 0.8), 0.4, 8192)
         y = start.mu + 0.4 * rng.standard_t(3.5)
-        errors.append(abs(memory.predict(levels, start, text=True).mu - y))
+        errors.append(abs(memory.predict(scopes, start, text=True).mu - y))
         alone.append(abs(start.mu - y))
-        memory.observe(levels, start, round(math.exp(y)), text=True)
+        memory.observe(scopes, start, round(math.exp(y)), text=True)
     assert np.mean(errors) < 1.01 * np.mean(alone)
 
 
 def test_a_censored_answer_is_at_least_that_long() -> None:
-    levels = levels_of("llm", [1])
-    complete, cut = observed([100] * 10, levels), PrefixMemory(SMALL)
+    scopes = scopes_of("llm", [1])
+    complete, cut = observed([100] * 10, scopes), PrefixMemory(SMALL)
     for _ in range(10):
-        cut.observe(levels, START, 100, text=False, censored=True)
-    assert median(cut, levels) > 1.3 * median(complete, levels)
+        cut.observe(scopes, START, 100, text=False, censored=True)
+    assert median(cut, scopes) > 1.3 * median(complete, scopes)
 
 
 @pytest.mark.parametrize("text", [False, True])
 def test_a_change_of_the_lengths_is_followed(text: bool) -> None:
     rng = np.random.default_rng(2)
-    levels = levels_of("llm", [1, 2])
+    scopes = scopes_of("llm", [1, 2])
     memory = PrefixMemory(SMALL)
     for centre in (math.log(100), math.log(200)):
         for _ in range(150):
-            memory.observe(levels, START, round(math.exp(rng.normal(centre, 0.3))), text=text)
-    assert median(memory, levels, text=text) == pytest.approx(200, rel=0.15)
+            memory.observe(scopes, START, round(math.exp(rng.normal(centre, 0.3))), text=text)
+    assert median(memory, scopes, text=text) == pytest.approx(200, rel=0.15)
 
 
 def test_a_full_memory_replaces_the_least_recently_observed_node() -> None:
     memory = PrefixMemory(SMALL)
-    kept = levels_of("llm", session="kept")
+    kept = scopes_of("llm", session="kept")
     for number in range(5000):
-        memory.observe(levels_of("llm", session=str(number)), START, 1000, text=False)
+        memory.observe(scopes_of("llm", session=str(number)), START, 1000, text=False)
         memory.observe(kept, START, 20, text=False)
     assert memory.held <= 64 * WAYS == SMALL // NODE_BYTES
     assert median(memory, kept) < 40
-    assert memory.predict(levels_of("llm", session="0"), START, text=False).mu == START.mu
+    assert memory.predict(scopes_of("llm", session="0"), START, text=False).mu == START.mu
 
 
 def test_a_prompt_of_any_size_has_a_bounded_number_of_levels_and_shares_its_prefix() -> None:
     blocks = np.random.default_rng(3).integers(1, 1 << 63, 300_000, dtype=np.uint64)
-    memory = observed([30] * 20, levels_of("llm", blocks, tenant="a", template="b", session="c"))
-    assert memory.held <= MAX_LEVELS
-    assert median(memory, levels_of("llm", blocks)) < 45
-    assert median(memory, levels_of("llm", blocks[:50_000])) < 45
+    memory = observed([30] * 20, scopes_of("llm", blocks, tenant="a", template="b", session="c"))
+    assert memory.held <= MAX_SCOPES
+    assert median(memory, scopes_of("llm", blocks)) < 45
+    assert median(memory, scopes_of("llm", blocks[:50_000])) < 45
 
 
 def test_predicting_changes_nothing() -> None:
-    levels = levels_of("llm", [1, 2], tenant="a")
-    memory = observed([30, 40, 50], levels)
+    scopes = scopes_of("llm", [1, 2], tenant="a")
+    memory = observed([30, 40, 50], scopes)
     before = memory.state()
     for text in (False, True):
-        memory.predict(levels, START, text=text)
+        memory.predict(scopes, START, text=text)
     assert memory.state() == before
 
 
@@ -162,23 +162,23 @@ def test_the_compiled_structure_equals_the_readable_one(
     compiled, readable = PrefixMemory(1 << 20), ReferenceMemory(text=text)
     for (tenant, path, session), mu, sigma, tokens, censored in events:
         hashes = [hash(tuple(path[: depth + 1])) % (1 << 64) for depth in range(len(path))]
-        levels = levels_of("llm", hashes, tenant=tenant, session=session)
+        scopes = scopes_of("llm", hashes, tenant=tenant, session=session)
         named = readable_levels(tenant, path, session)
         start = LogT(mu, sigma, 1 << 20)
-        found = compiled.predict(levels, start, text=text)
+        found = compiled.predict(scopes, start, text=text)
         # The compiled structure stores float32; the largest difference seen is 2e-3, after a length 49 sigmas off.
         assert (found.mu, found.sigma) == pytest.approx(readable.predict(named, mu, sigma), rel=5e-3, abs=5e-3)
-        compiled.observe(levels, start, tokens, text=text, censored=censored)
+        compiled.observe(scopes, start, tokens, text=text, censored=censored)
         readable.observe(named, mu, sigma, math.log(tokens), censored=censored)
 
 
-def readable_levels(tenant: str | None, path: Sequence[int], session: str | None) -> list[Level]:
-    """Return the levels of a request: the first 8 blocks, then 4 per doubling."""
+def readable_levels(tenant: str | None, path: Sequence[int], session: str | None) -> list[Scope]:
+    """Return the scopes of a request: the first 8 blocks, then 4 per doubling."""
     depths = [
         depth for depth in range(1, len(path) + 1) if depth <= 8 or depth % (2 ** (int(math.log2(depth)) - 2)) == 0
     ]
-    blocks: list[Level] = [("first" if depth == 1 else "block", tuple(path[:depth])) for depth in depths]
-    before: list[Level] = [] if tenant is None else [("tenant", tenant)]
+    blocks: list[Scope] = [("first" if depth == 1 else "block", tuple(path[:depth])) for depth in depths]
+    before: list[Scope] = [] if tenant is None else [("tenant", tenant)]
     return [*before, *blocks, *([] if session is None else [("session", (tenant, session))])]
 
 
@@ -187,12 +187,12 @@ def test_without_numba_the_same_functions_run_interpreted() -> None:
 import sys
 {block}
 from lengthwise.lengths import LogT
-from lengthwise.predictors.prefix_memory import PrefixMemory, levels_of
+from lengthwise.predictors.prefix_memory import PrefixMemory, scopes_of
 memory, start = PrefixMemory(1 << 16), LogT(5.0, 0.8, 8192)
 for number in range(60):
-    levels = levels_of("llm", [1, 2 + number % 3, 9], session=str(number % 7))
-    memory.observe(levels, start, 10 + 40 * (number % 3), text=number % 2 == 0, censored=number % 5 == 0)
-found = memory.predict(levels_of("llm", [1, 3, 9]), start, text=True)
+    scopes = scopes_of("llm", [1, 2 + number % 3, 9], session=str(number % 7))
+    memory.observe(scopes, start, 10 + 40 * (number % 3), text=number % 2 == 0, censored=number % 5 == 0)
+found = memory.predict(scopes_of("llm", [1, 3, 9]), start, text=True)
 print(f"{{found.mu:.5f}} {{found.sigma:.5f}}")
 """
     both = [
@@ -203,24 +203,24 @@ print(f"{{found.mu:.5f}} {{found.sigma:.5f}}")
 
 
 def test_a_restored_state_continues_identically() -> None:
-    levels = levels_of("llm", [1, 2], tenant="a")
-    memory, other = observed([30, 40, 50], levels, text=True), PrefixMemory(SMALL)
+    scopes = scopes_of("llm", [1, 2], tenant="a")
+    memory, other = observed([30, 40, 50], scopes, text=True), PrefixMemory(SMALL)
     other.restore(memory.state())
     assert other.held == memory.held
     for each in (memory, other):
-        each.observe(levels, START, 60, text=True)
-    assert other.predict(levels, START, text=True) == memory.predict(levels, START, text=True)
+        each.observe(scopes, START, 60, text=True)
+    assert other.predict(scopes, START, text=True) == memory.predict(scopes, START, text=True)
     assert other.state() == memory.state()
 
 
 def test_a_smaller_memory_keeps_the_newest_of_a_saved_state() -> None:
     large, small = PrefixMemory(1 << 20), PrefixMemory(NODE_BYTES * WAYS)
     for number in range(40):
-        large.observe(levels_of("llm", session=str(number)), START, 20, text=False)
+        large.observe(scopes_of("llm", session=str(number)), START, 20, text=False)
     small.restore(large.state())
     assert small.held == WAYS
-    assert median(small, levels_of("llm", session="39")) < 150
-    assert small.predict(levels_of("llm", session="0"), START, text=False).mu == START.mu
+    assert median(small, scopes_of("llm", session="39")) < 150
+    assert small.predict(scopes_of("llm", session="0"), START, text=False).mu == START.mu
 
 
 def damaged(memory: PrefixMemory) -> list[bytes]:
@@ -242,8 +242,8 @@ def damaged(memory: PrefixMemory) -> list[bytes]:
 
 
 def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
-    levels = levels_of("llm", [1, 2])
-    memory = observed([30, 40, 50], levels)
+    scopes = scopes_of("llm", [1, 2])
+    memory = observed([30, 40, 50], scopes)
     before = memory.state()
     for state in damaged(memory):
         with pytest.raises(InputError, match=r"m\.npz: is (not a saved|a damaged) prefix memory"):
@@ -309,4 +309,4 @@ def test_a_predictor_with_memory_is_saved_and_restored() -> None:
 
 
 def test_names_with_lone_surrogates_are_valid() -> None:
-    assert len(levels_of("llm", tenant="\ud800", session="\udfff").names) == 4
+    assert len(scopes_of("llm", tenant="\ud800", session="\udfff").names) == 4

@@ -18,11 +18,11 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution
 from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.contract import Predictions
-from lengthwise.predictors.prefix_memory import PrefixMemory, levels_of
+from lengthwise.predictors.prefix_memory import PrefixMemory, scopes_of
 from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.predictors.service import PredictionService, known_memory, known_predictor, prediction_service
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
-from lengthwise.prefixes import Levels
+from lengthwise.prefixes import Scopes
 from tests.predictors.guesses import Guess
 
 
@@ -570,22 +570,22 @@ def test_a_predictor_that_hangs_gives_no_single_predictions(guess: Guess) -> Non
     service.close()
 
 
-LEVELS = levels_of("m", [1, 2, 3])
+SCOPES = scopes_of("m", [1, 2, 3])
 
 
-def serve(service: PredictionService, tokens: int, times: int, levels: Levels = LEVELS) -> None:
+def serve(service: PredictionService, tokens: int, times: int, scopes: Scopes = SCOPES) -> None:
     for _ in range(times):
-        service.admit("served", "m", 1000, levels)
+        service.admit("served", "m", 1000, scopes)
         service.ended("served", tokens)
 
 
 def test_prefix_memory_corrects_the_history_of_a_known_prefix_only() -> None:
     service = PredictionService(None, memory=PrefixMemory(1 << 16))
-    assert service.admit("first", "m", 1000, LEVELS) is None
+    assert service.admit("first", "m", 1000, SCOPES) is None
     for _ in range(20):
         serve(service, 20, 1)
-        serve(service, 600, 1, levels_of("m", [7]))
-    known, other = service.admit("a", "m", 1000, LEVELS), service.admit("b", "m", 1000, levels_of("m", [9]))
+        serve(service, 600, 1, scopes_of("m", [7]))
+    known, other = service.admit("a", "m", 1000, SCOPES), service.admit("b", "m", 1000, scopes_of("m", [9]))
     alone = service.admit("c", "m", 1000)
     assert known is not None
     assert other is not None
@@ -597,21 +597,21 @@ def test_prefix_memory_corrects_the_history_of_a_known_prefix_only() -> None:
 def test_prefix_memory_corrects_predictions_of_a_known_prefix(guess: Guess) -> None:
     host = Host(PredictionService(lambda: guess, memory=PrefixMemory(1 << 16)))
 
-    def ask(key: str, levels: Levels) -> float:
+    def ask(key: str, scopes: Scopes) -> float:
         host.waiting.add(key)
-        host.service.admit(key, "m", 1000, levels)
+        host.service.admit(key, "m", 1000, scopes)
         host.service.ask(key, lambda: PredictionInput("about 400", "m", 1000))
         host.until(lambda: key in host.taken)
         return host.taken[key].quantile(0.5)
 
-    assert ask("new", LEVELS) == pytest.approx(400)
+    assert ask("new", SCOPES) == pytest.approx(400)
     for number in range(60):
-        ask(f"short {number}", LEVELS)
+        ask(f"short {number}", SCOPES)
         host.service.ended(f"short {number}", 40)
-        ask(f"right {number}", levels_of("m", [50 + number]))
+        ask(f"right {number}", scopes_of("m", [50 + number]))
         host.service.ended(f"right {number}", 400)
-    assert ask("short", LEVELS) < 80
-    assert ask("unknown", levels_of("m", [5])) > 150
+    assert ask("short", SCOPES) < 80
+    assert ask("unknown", scopes_of("m", [5])) > 150
     host.service.close()
 
 
@@ -621,8 +621,8 @@ def test_prefix_memory_is_kept_in_a_file(tmp_path: Path) -> None:
     serve(service, 20, 30)
     service.close()
     again = prediction_service("none", memory=file)
-    serve(again, 600, 1, levels_of("m", [7]))
-    known = again.admit("a", "m", 1000, LEVELS)
+    serve(again, 600, 1, scopes_of("m", [7]))
+    known = again.admit("a", "m", 1000, SCOPES)
     assert known is not None
     assert known.quantile(0.5) < 40
     assert [each.name for each in tmp_path.iterdir()] == ["memory.npz"]
@@ -644,8 +644,8 @@ def test_a_prefix_memory_that_fails_is_dropped_and_the_history_is_used(caplog: p
     service = PredictionService(None, memory=Broken(1 << 16))
     serve(service, 20, 1)
     with caplog.at_level(logging.WARNING):
-        assert service.admit("a", "m", 1000, LEVELS) is not None
-        assert service.admit("b", "m", 1000, LEVELS) is not None
+        assert service.admit("a", "m", 1000, SCOPES) is not None
+        assert service.admit("b", "m", 1000, SCOPES) is not None
     assert service.memory is None
     assert caplog.text.count("prefix memory failed") == 1
 

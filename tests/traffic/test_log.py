@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.prefix_memory import levels_of
+from lengthwise.predictors.prefix_memory import scopes_of
 from lengthwise.traffic.log import HEADER, EngineReading, PredictorCounts, TrafficLog, line_of
 from lengthwise.traffic.reader import read_traffic
 from lengthwise.traffic.rows import RequestRow
@@ -107,10 +107,10 @@ def test_a_full_disk_drops_rows_and_is_counted(folder: Path, monkeypatch: pytest
 
 
 def test_the_hash_key_is_made_once_and_an_invalid_one_is_refused(folder: Path) -> None:
-    levels = levels_of("m", [1, 2], tenant="t")
-    first, second = (TrafficLog(folder, max_bytes=1 << 20).keyed(levels) for _ in range(2))
+    scopes = scopes_of("m", [1, 2], tenant="t")
+    first, second = (TrafficLog(folder, max_bytes=1 << 20).keyed(scopes) for _ in range(2))
     assert first.blocks.tolist() == second.blocks.tolist()
-    assert first.blocks.tolist() != levels.blocks.tolist()
+    assert first.blocks.tolist() != scopes.blocks.tolist()
     assert first.names.tolist()[1:3] == [0, 0], "no template, no session"
     (folder / "key").write_bytes(b"short")
     with pytest.raises(InputError, match="is not the key of a traffic log"):

@@ -20,8 +20,8 @@ from lengthwise.lengths import DEFAULT_CAP, Point
 from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.contract import render_chat
-from lengthwise.predictors.prefix_memory import levels_of
-from lengthwise.prefixes import BYTES_PER_TOKEN, Levels, hash_bytes, hash_tokens
+from lengthwise.predictors.prefix_memory import scopes_of
+from lengthwise.prefixes import BYTES_PER_TOKEN, Scopes, hash_bytes, hash_tokens
 
 Validated = TypeVar("Validated", bound=BaseModel)
 
@@ -127,12 +127,12 @@ class CompletionBody(_Part):
             session=None if session is None else session.decode("latin-1"),
         )
 
-    def levels(self, job: Job, headers: Mapping[bytes, bytes]) -> Levels:
-        """Return the request's levels in prefix memory. A client declares its template in a header or `metadata`."""
+    def scopes(self, job: Job, headers: Mapping[bytes, bytes]) -> Scopes:
+        """Return the request's scopes in prefix memory. A client declares its template in a header or `metadata`."""
         header = headers.get(b"x-lengthwise-template")
         declared = self.metadata.get("template") if isinstance(self.metadata, dict) else None
         template = header.decode("latin-1") if header else declared if isinstance(declared, str) else None
-        return levels_of(self.llm, job.blocks, tenant=job.tenant, template=template, session=job.session)
+        return scopes_of(self.llm, job.blocks, tenant=job.tenant, template=template, session=job.session)
 
     @property
     def end_user(self) -> str | None:

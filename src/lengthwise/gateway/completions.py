@@ -191,12 +191,12 @@ class Completions(Endpoint):
 
     def _admit(self, job: Job, body: CompletionBody, caller: Caller) -> LengthDistribution | None:
         """Return the prediction from the LLM's history."""
-        levels = None
+        scopes = None
         if self._predictions.memory is not None or self._traffic is not None:
-            levels = body.levels(job, caller.headers)
+            scopes = body.scopes(job, caller.headers)
             if self._traffic is not None:
-                levels = self._traffic.keyed(levels)
-        return self._predictions.admit(job.id, body.llm, job.max_tokens, levels)
+                scopes = self._traffic.keyed(scopes)
+        return self._predictions.admit(job.id, body.llm, job.max_tokens, scopes)
 
     def _predict(self, call: Call) -> None:
         """Use the client's hint, else the predictor if it can be asked, else the LLM's history."""

@@ -19,7 +19,7 @@ from lengthwise.traffic.rows import RequestRow
 
 def request_row(call: Call, trace: PredictionTrace, now: float, *, keep_prompt: bool) -> RequestRow:
     """Return the row of a request that ends now, by the dispatcher's clock; its times are seconds since 1970."""
-    job, measure, body, levels = call.job, call.measure, call.body, trace.levels
+    job, measure, body, scopes = call.job, call.measure, call.body, trace.scopes
     since_1970 = time.time() - now
     tokens, censored = (measure.length if body.one_answer else None) or (None, False)
     counted = tokens is None or not measure.reported
@@ -59,8 +59,8 @@ def request_row(call: Call, trace: PredictionTrace, now: float, *, keep_prompt: 
         predictor_sigma=predictor_sigma,
         history_mu=trace.history.mu,
         history_sigma=trace.history.sigma,
-        names="" if levels is None else levels.names.tobytes().hex(),
-        blocks="" if levels is None else levels.blocks[:MAX_BLOCKS].tobytes().hex(),
+        names="" if scopes is None else scopes.names.tobytes().hex(),
+        blocks="" if scopes is None else scopes.blocks[:MAX_BLOCKS].tobytes().hex(),
         text=kept_text(body.text()) if keep_prompt and body.readable else None,
     )
 

@@ -253,7 +253,7 @@ def replayed_memory(traffic: LoggedTraffic) -> PrefixMemory:
             text = bool(np.isfinite(traffic.predicted[number, 0]))
             mu, sigma = (traffic.predicted if text else traffic.history)[number].tolist()
             memory.observe(
-                traffic.levels(number), LogT(mu, sigma, int(traffic.cap[number])), int(traffic.output_tokens[number]),
+                traffic.scopes(number), LogT(mu, sigma, int(traffic.cap[number])), int(traffic.output_tokens[number]),
                 text=text, censored=bool(traffic.censored[number]),
             )  # fmt: skip
     return memory

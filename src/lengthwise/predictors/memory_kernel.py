@@ -35,11 +35,11 @@ WAYS: Final = 8
 NODE_BYTES: Final = 40
 
 TENANT, TEMPLATE, SESSION, FIRST_BLOCK, BLOCK = range(5)
-"""Kinds of levels; the first three are positions in `names`, too."""
+"""Kinds of scopes; the first three are positions in `names`, too."""
 LLM: Final = 3
 """Position of the LLM's hash in `names`."""
 PER_DOUBLING: Final = 4
-MAX_LEVELS: Final = 3 + 16 * PER_DOUBLING
+MAX_SCOPES: Final = 3 + 16 * PER_DOUBLING
 """Enough for half a million blocks."""
 
 WEIGHT, Y, YY, M_WEIGHT, M, MM, YM, STAMP = range(8)
@@ -47,17 +47,17 @@ WEIGHT, Y, YY, M_WEIGHT, M, MM, YM, STAMP = range(8)
 predictor's medians (m), and the time of the last observation."""
 
 STRENGTHS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
-"""Observations that the level above may be worth. For a kind of level, `learned` has the decayed log likelihood of
+"""Observations that the scope above may be worth. For a kind of scope, `learned` has the decayed log likelihood of
 each, and after them the share of each."""
 EVIDENCE: Final = 5
-"""First row of `learned` for the evidence classes: no level with observations, one, more."""
+"""First row of `learned` for the evidence classes: no scope with observations, one, more."""
 CLASSES: Final = 3
 SCALE, SCALE_COUNT = range(2)
 """Columns of these rows."""
 CLOCK, HELD = range(2)
 """Positions in `counters`."""
 
-# Before any evidence the level above is worth about one observation, with a text predictor a thousand: prefixes must
+# Before any evidence the scope above is worth about one observation, with a text predictor a thousand: prefixes must
 # show that they say more than the text.
 _PRIOR: Final[NDArray[np.float64]] = -np.abs(np.log(np.array(STRENGTHS) / [[1.0], [1000.0]]))
 
@@ -65,8 +65,8 @@ _NU: Final = TIE_NU
 _KEEP: Final = 1.0 - 1.0 / FAST_MEMORY
 _LEARNED_KEEP: Final = 0.999
 _TAIL: Final = (_NU + 1.0) / 2.0
-_VARIANCE_WEIGHT: Final = 3.0  # observations that the variance of the level above is worth
-_SLOPE_WEIGHT: Final = 8.0  # sum of squares that the slope of the level above is worth
+_VARIANCE_WEIGHT: Final = 3.0  # observations that the variance of the scope above is worth
+_SLOPE_WEIGHT: Final = 8.0  # sum of squares that the slope of the scope above is worth
 _MIN_SCALE: Final = 0.02
 _MIN_LOCATION: Final = 0.0
 _MAX_LOCATION: Final = 14.0
@@ -85,7 +85,7 @@ class Arrays(NamedTuple):
     stamps: NDArray[np.uint32]
     """The same memory as `stats`, for the column STAMP."""
     learned: NDArray[np.float64]
-    """(without or with text, kinds of levels and evidence classes, 2)"""
+    """(without or with text, kinds of scopes and evidence classes, 2)"""
     counters: NDArray[np.int64]
 
 
@@ -124,14 +124,14 @@ def _share_out(learned: Any, text: Any, kind: Any) -> None:
 
 @inlined
 def _find_all(keys: Any, blocks: Any, names: Any, own: Any, kinds: Any, rows: Any) -> Any:
-    """Fill in key, kind and row (-1 without observations) of the levels of a request; return their number."""
+    """Fill in key, kind and row (-1 without observations) of the scopes of a request; return their number."""
     count = 0
     for kind in (TENANT, TEMPLATE):
         if names[kind] != 0:
             own[count], kinds[count] = names[kind], kind
             count += 1
     number, step, doubled = 1, 1, 2 * PER_DOUBLING
-    while number <= len(blocks) and count < MAX_LEVELS - 1:
+    while number <= len(blocks) and count < MAX_SCOPES - 1:
         own[count], kinds[count] = blocks[number - 1] ^ names[LLM], FIRST_BLOCK if number == 1 else BLOCK
         count += 1
         if number == doubled:
@@ -140,14 +140,14 @@ def _find_all(keys: Any, blocks: Any, names: Any, own: Any, kinds: Any, rows: An
     if names[SESSION] != 0:
         own[count], kinds[count] = names[SESSION], SESSION
         count += 1
-    for level in range(count):
-        if own[level] == 0:  # marks a free row
-            own[level] = 1
-        first = _first_row(keys, own[level])
-        rows[level] = -1
+    for scope in range(count):
+        if own[scope] == 0:  # marks a free row
+            own[scope] = 1
+        first = _first_row(keys, own[scope])
+        rows[scope] = -1
         for row in range(first, first + WAYS):
-            if keys[row] == own[level]:
-                rows[level] = row
+            if keys[row] == own[scope]:
+                rows[scope] = row
     return count
 
 
@@ -180,19 +180,19 @@ def _place(keys: Any, stats: Any, stamps: Any, counters: Any, key: Any) -> Any:
 def _descend(
     stats: Any, stamps: Any, learned: Any, kinds: Any, rows: Any, m: Any, sigma: Any, text: Any, y: Any, unit: Any
 ) -> Any:
-    """Return location, scale and evidence class after all levels; with a scale as `unit`, learn from y, too."""
+    """Return location, scale and evidence class after all scopes; with a scale as `unit`, learn from y, too."""
     location, variance, slope, evidence = m, sigma * sigma, 1.0, 0
-    for level in range(len(rows)):
-        at, kind = rows[level], kinds[level]
+    for scope in range(len(rows)):
+        at, kind = rows[scope], kinds[scope]
         if at < 0:
             continue
-        below = level + 1
+        below = scope + 1
         while below < len(rows) and rows[below] < 0:
             below += 1
         if below < len(rows):
             deeper = rows[below]
             if stamps[deeper, STAMP] == stamps[at, STAMP] and stats[deeper, WEIGHT] == stats[at, WEIGHT]:
-                continue  # the same observations: the deepest level counts
+                continue  # the same observations: the deepest scope counts
         squares: Any
         n, own, squares = np.float64(stats[at, WEIGHT]), np.float64(stats[at, Y]), np.float64(stats[at, YY])
         if text == 1 and stats[at, M_WEIGHT] > 0.0:
@@ -222,9 +222,9 @@ def predict(
 ) -> Any:
     """Return location and scale of the log length; `m` and `sigma` are the prediction to start from."""
     own, kinds, rows = (
-        np.empty(MAX_LEVELS, np.uint64),
-        np.empty(MAX_LEVELS, np.int64),
-        np.empty(MAX_LEVELS, np.int64),
+        np.empty(MAX_SCOPES, np.uint64),
+        np.empty(MAX_SCOPES, np.int64),
+        np.empty(MAX_SCOPES, np.int64),
     )
     count = _find_all(keys, blocks, names, own, kinds, rows)
     location, scale, evidence = _descend(stats, stamps, learned, kinds, rows[:count], m, sigma, text, 0.0, 0.0)
@@ -246,11 +246,11 @@ def observe(
     y: Any,
     censored: Any,
 ) -> None:
-    """Observe a log length, or a lower bound of it: one step of online EM in every level."""
+    """Observe a log length, or a lower bound of it: one step of online EM in every scope."""
     own, kinds, rows = (
-        np.empty(MAX_LEVELS, np.uint64),
-        np.empty(MAX_LEVELS, np.int64),
-        np.empty(MAX_LEVELS, np.int64),
+        np.empty(MAX_SCOPES, np.uint64),
+        np.empty(MAX_SCOPES, np.int64),
+        np.empty(MAX_SCOPES, np.int64),
     )
     count = _find_all(keys, blocks, names, own, kinds, rows)
     location, scale, evidence = _descend(stats, stamps, learned, kinds, rows[:count], m, sigma, text, 0.0, 0.0)
@@ -267,10 +267,10 @@ def observe(
     learned[text, evidence, SCALE] *= math.sqrt(1.0 + (weight * z * z + spread - 1.0) / seen)
     learned[text, evidence, SCALE_COUNT] = min(seen + 1.0, MEMORY)
     counters[CLOCK] += 1
-    for level in range(count):
-        row = rows[level]
-        if row < 0 or keys[row] != own[level]:  # new, or replaced by a new level of this request
-            row = _place(keys, stats, stamps, counters, own[level])
+    for scope in range(count):
+        row = rows[scope]
+        if row < 0 or keys[row] != own[scope]:  # new, or replaced by a new scope of this request
+            row = _place(keys, stats, stamps, counters, own[scope])
         _update(stats, row, y, m, text, weight, spread * scale * scale)
         stamps[row, STAMP] = counters[CLOCK]
 

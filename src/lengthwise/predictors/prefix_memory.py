@@ -1,17 +1,17 @@
 """Prefix memory: the lengths of earlier answers behind the same prompt blocks, session, tenant and template.
 
-A request has levels, from general to specific: its tenant, its declared template, the chained hashes of its prompt's
-blocks, its session; each for its LLM. Each level has a node with decayed statistics of the log lengths y observed
+A request has scopes, from general to specific: its tenant, its declared template, the chained hashes of its prompt's
+blocks, its session; each for its LLM. Each scope has a node with decayed statistics of the log lengths y observed
 there, and of the medians m (log) that a text predictor gave for them. From a starting prediction (mu, sigma), that of
-the text predictor or, without one, of the LLM's history, a prediction descends the levels that have observations:
+the text predictor or, without one, of the LLM's history, a prediction descends the scopes that have observations:
 
     location += n / (n + k) * (mean_y + slope * (mu - mean_m) - location)
 
-n is the node's decayed number of observations. k is what the level above is worth, in observations; for each kind of
-level it is learned from the likelihood of past lengths (empirical Bayes, averaged over eight values from 0.1 to 1,000):
+n is the node's decayed number of observations. k is what the scope above is worth, in observations; for each kind of
+scope it is learned from the likelihood of past lengths (empirical Bayes, averaged over eight values from 0.1 to 1,000):
 where prefixes say nothing, k grows and the starting prediction remains. The slope is a ridge regression of y on m in
-the node, towards the slope of the level above, at the top 1; without a text predictor it is 0. So a node with equal
-lengths for different texts ignores the text. Levels that have the same observations count once. Of a long chain the
+the node, towards the slope of the scope above, at the top 1; without a text predictor it is 0. So a node with equal
+lengths for different texts ignores the text. Scopes that have the same observations count once. Of a long chain the
 first 8 blocks count, and 4 in every doubling after that. Variances shrink in the same way, and a factor per amount of
 evidence, estimated online, calibrates the scale.
 
@@ -38,7 +38,7 @@ from lengthwise.lengths import LogT
 from lengthwise.predictors.calibration import OnlineCalibrated
 from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput
 from lengthwise.predictors.history import History
-from lengthwise.prefixes import Levels
+from lengthwise.prefixes import Scopes
 
 MAX_BYTES: Final = 64 << 20
 """Memory of the nodes, 40 bytes each: 1.6 million."""
@@ -48,15 +48,15 @@ FORMAT: Final = 1
 _KEPT: Final = ("keys", "stats", "learned", "clock")
 
 
-def levels_of(
+def scopes_of(
     llm: str,
     blocks: Sequence[int] | NDArray[np.uint64] = (),
     *,
     tenant: str | None = None,
     template: str | None = None,
     session: str | None = None,
-) -> Levels:
-    """Return the levels of a request for this LLM. Templates and sessions are those of the tenant."""
+) -> Scopes:
+    """Return the scopes of a request for this LLM. Templates and sessions are those of the tenant."""
     of_llm = _llm_digest(llm)
     of_tenant = of_llm if tenant is None else _digest(tenant, of_llm)
     names = (
@@ -65,7 +65,7 @@ def levels_of(
         0 if session is None else _digest(session, of_tenant ^ 2),
         of_llm,
     )
-    return Levels(np.asarray(blocks, np.uint64), np.array(names, np.uint64))
+    return Scopes(np.asarray(blocks, np.uint64), np.array(names, np.uint64))
 
 
 @lru_cache(maxsize=1024)
@@ -92,9 +92,9 @@ class PrefixMemory:
         self.max_bytes = max_bytes
         self._arrays = kernel.new_arrays(max_bytes)
         trial = kernel.new_arrays(kernel.NODE_BYTES * kernel.WAYS)
-        levels = levels_of("", [1])
-        kernel.observe(*trial, *levels, 5.0, 1.0, 1, 5.0, False)
-        kernel.predict(*trial[:4], *levels, 5.0, 1.0, 1)
+        scopes = scopes_of("", [1])
+        kernel.observe(*trial, *scopes, 5.0, 1.0, 1, 5.0, False)
+        kernel.predict(*trial[:4], *scopes, 5.0, 1.0, 1)
 
     def __repr__(self) -> str:
         return f"PrefixMemory({self.seen} lengths, {self.held} of {len(self._arrays.keys)} nodes)"
@@ -109,17 +109,17 @@ class PrefixMemory:
         """Nodes in use."""
         return int(self._arrays.counters[self._kernel.HELD])
 
-    def predict(self, levels: Levels, start: LogT, *, text: bool) -> LogT:
+    def predict(self, scopes: Scopes, start: LogT, *, text: bool) -> LogT:
         """Return the prediction; `start` is that of a text predictor, or without `text` that of the LLM's history."""
         keys, stats, stamps, learned, _ = self._arrays
-        blocks, names = levels
+        blocks, names = scopes
         mu, sigma = self._kernel.predict(keys, stats, stamps, learned, blocks, names, start.mu, start.sigma, int(text))
         return LogT(mu, sigma, start.cap, start.nu)
 
-    def observe(self, levels: Levels, start: LogT, tokens: int, *, text: bool, censored: bool = False) -> None:
+    def observe(self, scopes: Scopes, start: LogT, tokens: int, *, text: bool, censored: bool = False) -> None:
         """Observe an answer's length, or a lower bound of it if censored. Observe each answer once."""
         y = math.log(max(1, tokens))
-        self._kernel.observe(*self._arrays, *levels, start.mu, start.sigma, int(text), y, censored)
+        self._kernel.observe(*self._arrays, *scopes, start.mu, start.sigma, int(text), y, censored)
 
     def state(self) -> bytes:
         """Return what is learned, in NumPy's npz format."""
@@ -193,7 +193,7 @@ class MemoryPredictor:
         """Return one prediction for each input, in order, from the lengths observed so far."""
         start = (self._text or self._history).predict(inputs)
         found = [
-            self.memory.predict(_levels(each), start[row], text=self._text is not None)
+            self.memory.predict(_scopes(each), start[row], text=self._text is not None)
             for row, each in enumerate(inputs)
         ]
         mu, sigma, caps = (np.array([getattr(each, name) for each in found]) for name in ("mu", "sigma", "cap"))
@@ -207,7 +207,7 @@ class MemoryPredictor:
             start = self._text.prediction(request)
         else:
             start = self._history.prediction(request.llm, request.cap)
-        self.memory.observe(_levels(request), start, tokens, text=self._text is not None, censored=censored)
+        self.memory.observe(_scopes(request), start, tokens, text=self._text is not None, censored=censored)
         if self._text is not None:
             self._text.observe(request, tokens, censored=censored)
         self._history.observe(request.llm, tokens, censored=censored)
@@ -221,7 +221,7 @@ class MemoryPredictor:
         self.memory.restore(state, source)
 
 
-def _levels(request: PredictionInput) -> Levels:
-    return levels_of(
+def _scopes(request: PredictionInput) -> Scopes:
+    return scopes_of(
         request.llm, request.blocks, tenant=request.tenant, template=request.template, session=request.session
     )

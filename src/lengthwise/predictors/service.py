@@ -36,7 +36,7 @@ from lengthwise.predictors.resolve import (
     resolve_predictor,
 )
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
-from lengthwise.prefixes import Levels
+from lengthwise.prefixes import Scopes
 
 NO_PREDICTOR: Final = "none"
 QUICK: Final = "fast"
@@ -62,7 +62,7 @@ class PredictionTrace(NamedTuple):
     """Of the predictor alone, before its online calibration."""
     prediction: LogT | None
     """Of the predictor, with online calibration and prefix memory."""
-    levels: Levels | None
+    scopes: Scopes | None
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class _Open:
     llm: str
     start: LogT  # of the LLM's history, before prefix memory
     history: LengthDistribution | None
-    levels: Levels | None
+    scopes: Scopes | None
     ticket: Ticket  # identifies it in the worker: a host may use a key again
     text: LogT | None = None  # of the predictor, before prefix memory
     raw: LogT | None = None  # likewise, before online calibration
@@ -180,18 +180,18 @@ class PredictionService:
             self._worker.start()
 
     def admit(
-        self, key: str, llm: str, max_tokens: int | None, levels: Levels | None = None
+        self, key: str, llm: str, max_tokens: int | None, scopes: Scopes | None = None
     ) -> LengthDistribution | None:
         """Register a request and return the prediction from its LLM's history; None (the wide prior) without history.
 
-        With its levels, prefix memory improves this prediction and that of the predictor. Every admitted key must be
+        With its scopes, prefix memory improves this prediction and that of the predictor. Every admitted key must be
         passed to `ended`.
         """
         self.learn()
         start = self._history.prediction(llm, answer_cap(max_tokens))
-        history = self._remembered(start, levels, text=False) if self._history.pooled.seen else None
+        history = self._remembered(start, scopes, text=False) if self._history.pooled.seen else None
         ticket = (key, next(self._numbers))
-        self._open[key] = _Open(llm, start, history, levels, ticket, predictor=self.predictor)
+        self._open[key] = _Open(llm, start, history, scopes, ticket, predictor=self.predictor)
         return history
 
     def from_history(self, llm: str, max_tokens: int | None) -> LengthDistribution | None:
@@ -278,7 +278,7 @@ class PredictionService:
         state = self._open.get(key)
         if state is None:
             return None
-        return PredictionTrace(state.predictor, state.start, state.raw, state.latest, state.levels)
+        return PredictionTrace(state.predictor, state.start, state.raw, state.latest, state.scopes)
 
     def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
         """Report that an admitted request ended, with its length (None if unknown). A second report is ignored.
@@ -329,25 +329,25 @@ class PredictionService:
             return prediction
         self.learn()
         state.text, state.raw = prediction, raw
-        state.latest = self._remembered(prediction, state.levels, text=True)
+        state.latest = self._remembered(prediction, state.scopes, text=True)
         return state.latest
 
-    def _remembered(self, start: LogT, levels: Levels | None, *, text: bool) -> LogT:
+    def _remembered(self, start: LogT, scopes: Scopes | None, *, text: bool) -> LogT:
         """Return the prediction that prefix memory makes of another."""
-        if self.memory is None or levels is None:
+        if self.memory is None or scopes is None:
             return start
         try:
-            return self.memory.predict(levels, start, text=text)
+            return self.memory.predict(scopes, start, text=text)
         except Exception as error:  # nothing raises into the host
             self._drop_memory(error)
             return start
 
     def _memorise(self, state: _Open, tokens: int, *, censored: bool) -> None:
-        if self.memory is None or state.levels is None:
+        if self.memory is None or state.scopes is None:
             return
         start, text = (state.start, False) if state.text is None else (state.text, True)
         try:
-            self.memory.observe(state.levels, start, tokens, text=text, censored=censored)
+            self.memory.observe(state.scopes, start, tokens, text=text, censored=censored)
         except Exception as error:  # nothing raises into the host
             self._drop_memory(error)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.files import write_all
-from lengthwise.prefixes import Levels
+from lengthwise.prefixes import Scopes
 from lengthwise.traffic.rows import RequestRow
 
 FORMAT: Final = 2
@@ -130,9 +130,9 @@ class TrafficLog:
         self._wake.set()
         self._thread.join()
 
-    def keyed(self, levels: Levels) -> Levels:
+    def keyed(self, scopes: Scopes) -> Scopes:
         """Return what prefix memory identifies a request by, under the folder's key."""
-        return Levels(self._hashes(levels.blocks, self._key), self._hashes(levels.names, self._key))
+        return Scopes(self._hashes(scopes.blocks, self._key), self._hashes(scopes.names, self._key))
 
     def add(self, record: Record) -> None:
         """Log a record."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, LogTColumns
-from lengthwise.prefixes import Levels
+from lengthwise.prefixes import Scopes
 from lengthwise.traffic.log import FORMAT, HEADER, KINDS, PARTS, EngineReading, PredictorCounts, Record
 from lengthwise.traffic.rows import RequestRow
 
@@ -98,10 +98,10 @@ class LoggedTraffic:
         caps = np.maximum(np.where(self.censored, tokens, np.maximum(self.cap, tokens)), 1.0)
         return LogTColumns.of(prediction[:, 0], prediction[:, 1], caps)
 
-    def levels(self, row: int) -> Levels:
+    def scopes(self, row: int) -> Scopes:
         """Return what prefix memory identifies a request by."""
         names, blocks = (_hashes(text) for text in (self.rows[row].names, self.rows[row].blocks))
-        return Levels(blocks, names)
+        return Scopes(blocks, names)
 
 
 def column(rows: Sequence[RequestRow], name: str) -> Floats:

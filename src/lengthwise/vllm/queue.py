@@ -17,9 +17,9 @@ from vllm.v1.request import Request, RequestStatus
 from lengthwise.client.kind import xargs_prediction
 from lengthwise.policies import Job, Policy, PolicyQueue, TokenRate
 from lengthwise.predictors import PredictionInput
-from lengthwise.predictors.prefix_memory import levels_of
+from lengthwise.predictors.prefix_memory import scopes_of
 from lengthwise.predictors.service import PredictionService
-from lengthwise.prefixes import Levels, hash_tokens
+from lengthwise.prefixes import Scopes, hash_tokens
 from lengthwise.vllm.forced_lengths import ForcedLengths
 from lengthwise.vllm.prompts import PromptReader
 from lengthwise.vllm.refine import Refiner
@@ -109,7 +109,7 @@ class JobTracker:
         if job is None:
             cap = self.cap(request)
             given = xargs_prediction(extra_args(request), cap)
-            known = self._scheduler.predictions.admit(request.request_id, self.llm, cap, self._levels(request))
+            known = self._scheduler.predictions.admit(request.request_id, self.llm, cap, self._scopes(request))
             job = Job(
                 id=request.request_id,
                 arrival=self._arrival(request),
@@ -127,13 +127,13 @@ class JobTracker:
         job.generated, job.preemptions = request.num_output_tokens, request.num_preemptions
         return job
 
-    def _levels(self, request: Request) -> Levels | None:
+    def _scopes(self, request: Request) -> Scopes | None:
         """Return what prefix memory knows the request by: vLLM's block hashes or, without prefix caching, our own."""
         if self._scheduler.predictions.memory is None:
             return None
         if request.block_hashes:
-            return levels_of(self.llm, [int.from_bytes(block[:8], "little") for block in request.block_hashes])
-        return levels_of(self.llm, hash_tokens(request.prompt_token_ids or ()))
+            return scopes_of(self.llm, [int.from_bytes(block[:8], "little") for block in request.block_hashes])
+        return scopes_of(self.llm, hash_tokens(request.prompt_token_ids or ()))
 
     def _affects_order(self) -> bool:
         """Return whether a decision may depend on the prediction of a request that arrives now, or waits.
