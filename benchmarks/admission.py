@@ -52,7 +52,7 @@ def main() -> None:
                 for workload, predictions in drawn
             ]
             preempted = 1000 * sum(int(outcome.preemptions.sum()) for outcome in outcomes) / (n * given.seeds)
-            makespans[rule] = [float(np.nanmax(outcome.finish)) for outcome in outcomes]
+            makespans[rule] = [float(np.nanmax(outcome.finished_s)) for outcome in outcomes]
             shown = f"throughput {multiple(over_seeds(makespans[''], makespans[rule]))}" if rule else ""
             name = f"{kind}, quantile {quantile}" if rule else "slots only"
             print(f"{kv_tokens:6} KV tokens  {name:26} {preempted:8.2f} preemptions per 1,000  {shown}", flush=True)

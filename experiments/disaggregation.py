@@ -113,7 +113,7 @@ def _between(outcome: Outcome) -> dict[str, float | None]:
     if handover is None or not (moved := handover.engine >= 0).any():
         return {"transfer_s": None, "memory_s": None}
     return {
-        "transfer_s": float(np.mean((handover.arrived - outcome.first_token)[moved])),
+        "transfer_s": float(np.mean((handover.arrived - outcome.first_token_s)[moved])),
         "memory_s": float(np.mean((handover.started - handover.arrived)[moved])),
     }
 

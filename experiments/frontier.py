@@ -96,7 +96,7 @@ def frontier_seed(setting: Setting, predictor: str, seed: int, arms: Sequence[Ar
     fleet, requests = at_load(setting, predictor, seed)
     predictions = predictions_of(requests, predictor, seed, error)
     base = simulate(requests, fleet, "fcfs", predictor=predictions)
-    p99 = float(np.quantile(base.finish - base.arrival, 0.99))
+    p99 = float(np.quantile(base.finished_s - base.arrival_s, 0.99))
     fixed = None if setting.requests else OVERLOAD_TARGET_S
     found = {"fcfs": figures(base, fixed or GIVEN * p99)}
     for arm in arms:
@@ -150,7 +150,7 @@ def _by_prompt(predictor: str) -> dict[str, tuple[float, float]]:
 
 def figures(outcome: Outcome, target_s: float = math.inf) -> list[float]:
     """Return mean, mean per token, p99 and maximum of E2E, and the share within the target."""
-    e2e = outcome.finish - outcome.arrival
+    e2e = outcome.finished_s - outcome.arrival_s
     numbers = (e2e.mean(), (e2e / outcome.output_tokens).mean(), np.quantile(e2e, 0.99), e2e.max())
     return [*map(float, numbers), float(np.mean(e2e <= target_s))]
 

@@ -115,7 +115,7 @@ def diagnosis(where: Setting, rate: float) -> dict[str, Any]:
         for router in ("e2", "e2_length")
     )
     tenants = np.array(workload.table["tenant"].to_pylist())
-    stay = plain.finish - plain.arrival
+    stay = plain.finished_s - plain.arrival_s
     counts = np.bincount(plain.engine, minlength=len(where.fleet))
     return {
         "decided_by_load": _decided_by_load(plain),

@@ -78,8 +78,8 @@ def routed(where: Setting, rate: float, variant: Routing, charge_s: float, cut_a
         predictor=variant.predictor or "oracle",  # not used by routers without a predictor
         routing_s=charge_s,
     )
-    per_token = (outcome.finish - outcome.arrival) / outcome.output_tokens
-    finished = outcome.finish <= cut_at_s
+    per_token = (outcome.finished_s - outcome.arrival_s) / outcome.output_tokens
+    finished = outcome.finished_s <= cut_at_s
     return {
         DRAINED: float(per_token.mean()),
         CUT: float(per_token[finished].mean()) if finished.any() else math.nan,

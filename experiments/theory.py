@@ -323,7 +323,7 @@ def serve(jobs: Jobs, policy: Policy) -> Array:
         llms=np.full(count, "", dtype=object),
         truth=tokens.astype(np.float64),
     )
-    return simulate(workload, server(), policy, predictor=predictions).finish
+    return simulate(workload, server(), policy, predictor=predictions).finished_s
 
 
 def server() -> Fleet:

@@ -196,7 +196,7 @@ def extend(
         for (policy, predictor), predictions in variants.items():
             report(policy, len(cells) / (len(at) * len(variants)))
             outcomes = tuple(
-                simulate(workload.replace(arrival_s=other.arrival), grid.fleet, policy, predictor=predicted)
+                simulate(workload.replace(arrival_s=other.arrival_s), grid.fleet, policy, predictor=predicted)
                 for workload, other, predicted in zip(drawn, fcfs, predictions, strict=True)
             )
             cells.append(Cell(level, predictor, outcomes[0].policy, outcomes))

@@ -114,8 +114,8 @@ def offline_figures(found: TieResult) -> dict[tuple[str, str | None], tuple[list
     """Seconds to the samples and samples in the window, seed by seed, of each policy and predictor."""
     return {
         (cell.policy, cell.predictor): (
-            [float(np.sort(outcome.finish)[found.samples - 1]) for outcome in cell.outcomes],
-            [float((outcome.finish <= found.window_s).sum()) for outcome in cell.outcomes],
+            [float(np.sort(outcome.finished_s)[found.samples - 1]) for outcome in cell.outcomes],
+            [float((outcome.finished_s <= found.window_s).sum()) for outcome in cell.outcomes],
         )
         for cell in found.offline.cells
     }
@@ -123,7 +123,7 @@ def offline_figures(found: TieResult) -> dict[tuple[str, str | None], tuple[list
 
 def concentration(cell: Cell) -> list[float]:
     """Spearman's correlation of output length and completion time by seed: 1 is the narrowest band in the heatmap."""
-    return [float(spearmanr(each.output_tokens, each.finish - each.arrival).statistic) for each in cell.outcomes]
+    return [float(spearmanr(each.output_tokens, each.finished_s - each.arrival_s).statistic) for each in cell.outcomes]
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ CLAIM_NOTE: Final = (
 def _reasons(found: TieResult) -> Table:
     """One row per explanation, with the measured value."""
     pairs = zip(*(find(found.online, name, found.predictor).outcomes for name in ("sjf", "ltr")), strict=True)
-    same = all(np.array_equal(one.finish, other.finish, equal_nan=True) for one, other in pairs)
+    same = all(np.array_equal(one.finished_s, other.finished_s, equal_nan=True) for one, other in pairs)
     rows = [
         ("sjf and ltr, given the same predictions, finish every request at the same time", "yes" if same else "no"),
         (
@@ -328,7 +328,7 @@ def length_heatmap(grid: Grid, predictor: str) -> Figure:
     """The share of requests by output length and completion time, a panel per policy."""
     cells = [cell for cell in grid.cells if cell.predictor in (None, predictor)]
     points = [
-        np.log10(np.concatenate([(outcome.output_tokens, outcome.finish) for outcome in cell.outcomes], axis=1))
+        np.log10(np.concatenate([(outcome.output_tokens, outcome.finished_s) for outcome in cell.outcomes], axis=1))
         for cell in cells
     ]
     x_edges, y_edges = (np.linspace(each.min(), each.max(), _BINS + 1) for each in np.concatenate(points, axis=1))

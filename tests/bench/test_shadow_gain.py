@@ -46,9 +46,9 @@ def logged(
     mu = np.log(outcome.output_tokens) + rng.normal(0.0, noise, len(outcome))
     rows = [
         RequestRow(
-            arrival_s=7.0 + float(outcome.arrival[i]),
-            first_token_s=7.0 + float(outcome.first_token[i]),
-            finished_s=7.0 + float(outcome.finish[i]),
+            arrival_s=7.0 + float(outcome.arrival_s[i]),
+            first_token_s=7.0 + float(outcome.first_token_s[i]),
+            finished_s=7.0 + float(outcome.finished_s[i]),
             llm="m",
             engine="e",
             input_tokens=int(outcome.input_tokens[i]),

@@ -44,7 +44,7 @@ def test_requests_added_one_by_one_run_as_a_workload_does(
         for at, (prompt, answer) in zip(arrivals, lengths, strict=True)
     ]
     drained(host)
-    assert [each.finish for each in added] == expected.finish.tolist()
+    assert [each.finish for each in added] == expected.finished_s.tolist()
 
 
 @given(LENGTHS, st.data())

@@ -19,8 +19,8 @@ def test_a_copy_with_the_same_constants_equals_the_policy() -> None:
         simulate(requests, FLEET, policy, predictor=predictions)
         for policy in ("lengthwise", lane_policy({}), lane_policy(WIDE))
     )
-    np.testing.assert_allclose(copied.finish, own.finish)
-    assert not np.allclose(wide.finish, own.finish)
+    np.testing.assert_allclose(copied.finished_s, own.finished_s)
+    assert not np.allclose(wide.finished_s, own.finished_s)
 
 
 def test_every_replaced_constant_is_one_of_the_policy_and_keeps_its_value_there() -> None:

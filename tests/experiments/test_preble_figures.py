@@ -37,10 +37,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> FiguresResult:
 def test_the_cut_counts_only_requests_that_finish_in_time() -> None:
     where = Setting(React("20:1", 192), Fleet.parse("2*mistral-7b@a6000"), 0)
     outcome = simulate(where.workload_at(RATE), where.fleet, "fcfs", router=LOR)
-    cut_at_s = float(np.median(outcome.finish))
+    cut_at_s = float(np.median(outcome.finished_s))
     both = routed(where, RATE, Routing(LOR), 0.0, cut_at_s)
-    per_token = (outcome.finish - outcome.arrival) / outcome.output_tokens
-    counted = outcome.finish <= cut_at_s
+    per_token = (outcome.finished_s - outcome.arrival_s) / outcome.output_tokens
+    counted = outcome.finished_s <= cut_at_s
     assert both[DRAINED] == pytest.approx(per_token.mean())
     assert both[CUT] == pytest.approx(per_token[counted].mean())
     assert both["finished"] == pytest.approx(counted.mean())

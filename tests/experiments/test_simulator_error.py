@@ -53,9 +53,9 @@ def folder(tmp_path: Path) -> Path:
                 "row": list(range(40)),
                 "policy": [turn.arm.policy] * 40,
                 "predictor": [turn.arm.predictor] * 40,
-                "sent_s": outcome.arrival,
-                "finished_s": outcome.finish,
-                "first_token_s": outcome.first_token,
+                "sent_s": outcome.arrival_s,
+                "finished_s": outcome.finished_s,
+                "first_token_s": outcome.first_token_s,
                 "prompt_tokens": columns["input_tokens"],
                 "output_tokens": columns["output_tokens"],
             }

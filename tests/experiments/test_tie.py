@@ -178,7 +178,7 @@ def test_ssjf_and_ltr_give_the_same_order_with_the_same_predictions_and_enough_m
     for one, other in zip(
         find(found.online, "sjf", PREDICTOR).outcomes, find(found.online, "ltr", PREDICTOR).outcomes, strict=True
     ):
-        np.testing.assert_array_equal(one.finish, other.finish)
+        np.testing.assert_array_equal(one.finished_s, other.finished_s)
 
 
 def test_with_true_lengths_offline_tie_equals_sjf(small: TieResult) -> None:
@@ -192,11 +192,11 @@ def test_offline_counts_agree_with_finished_requests(small: TieResult) -> None:
     found = small
     assert (found.samples, found.window_s) == (200, 12.0)  # half of the pool, and as much less than 3 minutes
     outcome = find(found.offline, "fcfs", "").outcomes[0]
-    assert outcome.arrival.max() == 0
+    assert outcome.arrival_s.max() == 0
     times, counts = offline_figures(found)["fcfs", None]
-    assert (outcome.finish <= times[0]).sum() >= found.samples
-    assert (outcome.finish < times[0]).sum() < found.samples
-    assert counts[0] == (outcome.finish <= 12.0).sum()
+    assert (outcome.finished_s <= times[0]).sum() >= found.samples
+    assert (outcome.finished_s < times[0]).sum() < found.samples
+    assert counts[0] == (outcome.finished_s <= 12.0).sum()
 
 
 def test_the_band_of_the_heatmap_is_narrowest_with_true_lengths_and_absent_under_fcfs(small: TieResult) -> None:

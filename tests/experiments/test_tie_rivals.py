@@ -59,14 +59,14 @@ def test_within_a_seed_every_policy_gets_the_same_arrivals_and_lengths(small: Ri
     for cell in small.online.cells:
         if cell.level.load == max(level.load for level in small.online.levels):
             for one, other in zip(cell.outcomes, first, strict=True):
-                np.testing.assert_array_equal(one.arrival, other.arrival)
+                np.testing.assert_array_equal(one.arrival_s, other.arrival_s)
                 np.testing.assert_array_equal(one.output_tokens, other.output_tokens)
 
 
 def test_equal_predictions_make_ssjf_and_ltr_the_same_and_own_ones_do_not(small: RivalsResult) -> None:
-    one, other = (find(small.online, policy, "noisy:0.5").outcomes[0].finish for policy in ("sjf", "ltr"))
+    one, other = (find(small.online, policy, "noisy:0.5").outcomes[0].finished_s for policy in ("sjf", "ltr"))
     np.testing.assert_array_equal(one, other)
-    one, other = (find(small.online, policy, OWN[policy]).outcomes[0].finish for policy in ("sjf", "ltr"))
+    one, other = (find(small.online, policy, OWN[policy]).outcomes[0].finished_s for policy in ("sjf", "ltr"))
     assert not np.array_equal(one, other)
 
 

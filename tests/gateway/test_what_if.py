@@ -27,7 +27,7 @@ def recorded(speed: float, n: int = 120) -> Rows:
     served = simulate(
         Replay.of(rows, NOW, ENGINE).workload, f"1*{ENGINE}", "fcfs", predictor="none", accelerate=False
     )  # 256 slots: no request waits
-    rows["ended_s"] = (rows["arrival_s"] + served.finish - served.arrival) / speed
+    rows["ended_s"] = (rows["arrival_s"] + served.finished_s - served.arrival_s) / speed
     rows["arrival_s"] /= speed
     return rows
 
@@ -36,7 +36,7 @@ def recorded(speed: float, n: int = 120) -> Rows:
 def test_the_clock_is_fitted_to_the_measured_times(speed: float) -> None:
     rows = recorded(speed)
     fitted, outcome = Replay.of(rows, NOW, ENGINE).fitted(rows, NOW)
-    simulated = np.median(outcome.finish - outcome.started) / fitted.scale
+    simulated = np.median(outcome.finished_s - outcome.started_s) / fitted.scale
     assert simulated == pytest.approx(np.median(rows["ended_s"] - rows["arrival_s"]), rel=0.1)
     assert fitted.scale == pytest.approx(speed, rel=0.25)
 

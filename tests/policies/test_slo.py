@@ -105,22 +105,22 @@ def late_traffic(n: int = 1500, load: float = 1.3) -> tuple[Outcome, Outcome, fl
     fleet = Fleet((engine(UNEVEN, seqs=4, blocks=4000, block_size=16),))
     work = requests([(8, int(length)) for length in lengths], [0.0] * n)
     alone = simulate(work, fleet, "fcfs", predictor="oracle")
-    rate = load * n / float(alone.finish.max())
+    rate = load * n / float(alone.finished_s.max())
     work = requests([(8, int(length)) for length in lengths], np.cumsum(rng.exponential(1 / rate, n)).tolist())
     fcfs = simulate(work, fleet, "fcfs", predictor="oracle")
-    target = float((fcfs.finish - fcfs.arrival).max()) / 6
+    target = float((fcfs.finished_s - fcfs.arrival_s).max()) / 6
     return fcfs, simulate(work, fleet, f"slo:seconds={target:.6f}", predictor="noisy:0.6"), target
 
 
 def test_under_lasting_overload_many_deadlines_are_met_and_no_request_starves() -> None:
     fcfs, slo, target = late_traffic()
-    on_time = [float(np.mean(each.finish - each.arrival <= target)) for each in (fcfs, slo)]
+    on_time = [float(np.mean(each.finished_s - each.arrival_s <= target)) for each in (fcfs, slo)]
     assert on_time[1] > 0.4
     assert on_time[1] > 1.5 * on_time[0]
     # Not only late requests are served: of the last third, all late under FCFS, many are on time.
-    last = slice(len(slo.finish) * 2 // 3, None)
-    assert np.mean((slo.finish - slo.arrival)[last] <= target) > 0.3
-    assert (slo.finish - slo.arrival).max() <= 4 * (fcfs.finish - fcfs.arrival).max()
+    last = slice(len(slo.finished_s) * 2 // 3, None)
+    assert np.mean((slo.finished_s - slo.arrival_s)[last] <= target) > 0.3
+    assert (slo.finished_s - slo.arrival_s).max() <= 4 * (fcfs.finished_s - fcfs.arrival_s).max()
 
 
 def tails(predictor: str, factors: tuple[float, ...]) -> tuple[float, dict[str, list[float]]]:
@@ -129,13 +129,13 @@ def tails(predictor: str, factors: tuple[float, ...]) -> tuple[float, dict[str, 
     lengths = np.clip(rng.lognormal(4.0, 0.9, n), 2, 800).astype(int)
     fleet = Fleet((engine(UNEVEN, seqs=8, blocks=4000, block_size=16),))
     whole = simulate(requests([(8, int(each)) for each in lengths], [0.0] * n), fleet, "fcfs", predictor="oracle")
-    arrivals = np.cumsum(rng.exponential(float(whole.finish.max()) / (1.1 * n), n))
+    arrivals = np.cumsum(rng.exponential(float(whole.finished_s.max()) / (1.1 * n), n))
     work = requests([(8, int(each)) for each in lengths], arrivals.tolist())
     known = predict_workload(work, predictor, seed=1)
 
     def p99(spec: str, factor: float) -> float:
         outcome = simulate(work, fleet, spec, predictor=replace(known, mu=known.mu + math.log(factor)))
-        return float(np.quantile(outcome.finish - outcome.arrival, 0.99))
+        return float(np.quantile(outcome.finished_s - outcome.arrival_s, 0.99))
 
     base = p99("fcfs", 1.0)
     specs = {"given": f"slo:seconds={1.05 * base:.6f}", "learned": "slo"}

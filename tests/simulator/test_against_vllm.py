@@ -113,7 +113,7 @@ def simulated(drawn: Drawn, *, blocks: int, caching: bool, hashed: bool = True) 
 
 
 def columns(outcome: Outcome) -> list[tuple[int, int, int]]:
-    finish = outcome.finish.astype(int).tolist()
+    finish = outcome.finished_s.astype(int).tolist()
     return list(zip(finish, outcome.preemptions.tolist(), outcome.cached_tokens.tolist(), strict=True))
 
 

@@ -26,27 +26,27 @@ def test_one_slot_under_fcfs_is_a_fifo_queue() -> None:
         free_at = start + UNEVEN.step_s([(0, prompt)])
         for context in range(prompt + 1, prompt + answer):
             free_at += UNEVEN.step_s([], [context])
-        assert (outcome.started[row], outcome.finish[row]) == (start, free_at)
+        assert (outcome.started_s[row], outcome.finished_s[row]) == (start, free_at)
     assert outcome.summary.queueing_s.mean > 0  # requests do queue
 
 
 def test_an_arrival_during_a_step_is_seen_when_the_step_ends() -> None:
     outcome = simulate(requests([(2, 3), (2, 1), (2, 1)], [0.0, 0.5, 2.0]), fleet())
-    assert outcome.started.tolist() == [0.0, 1.0, 2.0]
-    assert outcome.finish.tolist() == [3.0, 2.0, 3.0]
+    assert outcome.started_s.tolist() == [0.0, 1.0, 2.0]
+    assert outcome.finished_s.tolist() == [3.0, 2.0, 3.0]
 
 
 def test_round_robin_assigns_requests_in_turn() -> None:
     outcome = simulate(requests([(2, 2)] * 5), fleet(engines=2, seqs=1))
     assert outcome.engine.tolist() == [0, 1, 0, 1, 0]
-    assert outcome.finish.tolist() == [2.0, 2.0, 4.0, 4.0, 6.0]
+    assert outcome.finished_s.tolist() == [2.0, 2.0, 4.0, 4.0, 6.0]
     assert outcome.admitted(0) == [0, 2, 4]
     assert outcome.admitted(1) == [1, 3]
 
 
 def test_engines_of_a_fleet_may_differ() -> None:
     outcome = simulate(requests([(2, 2)] * 4), Fleet((engine(seqs=1), engine(seqs=2))))
-    assert outcome.finish.tolist() == [2.0, 2.0, 4.0, 2.0]
+    assert outcome.finished_s.tolist() == [2.0, 2.0, 4.0, 2.0]
 
 
 def test_oracle_orders_by_true_length_and_none_by_arrival() -> None:
@@ -68,8 +68,8 @@ def test_max_tokens_does_not_cut_the_true_length() -> None:
 def test_a_request_that_never_fits_is_refused_and_the_others_are_served() -> None:
     outcome = simulate(requests([(2, 2), (500, 2), (2, 2)]), fleet(blocks=4))
     assert outcome.summary.refused == 1
-    assert np.isnan(outcome.finish).tolist() == [False, True, False]
-    assert np.isnan(outcome.started[1])
+    assert np.isnan(outcome.finished_s).tolist() == [False, True, False]
+    assert np.isnan(outcome.started_s[1])
 
 
 def test_a_fleet_in_which_no_request_fits_is_an_error() -> None:
@@ -104,7 +104,7 @@ def test_capacity_without_a_backlog_is_not_steady() -> None:
 
 def test_a_request_that_arrives_as_another_finishes_starts_at_once() -> None:
     outcome = simulate(requests([(1, 1), (1, 1)], [0.0, 1.0]), fleet(TICK))
-    assert outcome.finish.tolist() == [1.0, 2.0]
+    assert outcome.finished_s.tolist() == [1.0, 2.0]
 
 
 def test_fleet_and_workload_may_be_given_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,4 +158,4 @@ def test_without_numba_the_readable_engine_runs_with_a_warning(
     acceleration.accelerated.cache_clear()
     assert "numba is not installed" in caplog.text
     assert (fast.accelerated, slow.accelerated) == (True, False)
-    assert fast.finish.tolist() == slow.finish.tolist()
+    assert fast.finished_s.tolist() == slow.finished_s.tolist()

@@ -97,7 +97,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def assert_equal(accelerated: Outcome, readable: Outcome) -> None:
     """Assert that every time and count of every request, and every admission, is the same."""
-    for name in ("started", "first_token", "finish", "preemptions", "recomputed_tokens", "cached_tokens"):
+    for name in ("started_s", "first_token_s", "finished_s", "preemptions", "recomputed_tokens", "cached_tokens"):
         assert np.array_equal(getattr(accelerated, name), getattr(readable, name), equal_nan=True), name
     for ours, theirs in zip(accelerated.engines, readable.engines, strict=True):
         assert ours.admissions.tolist() == theirs.admissions.tolist()

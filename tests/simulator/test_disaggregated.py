@@ -52,7 +52,7 @@ def check_laws(outcome: Outcome, workload: Workload, pools: Pools) -> None:
     """Each request is served by one prefill engine and, if it has more than one token, by one decode engine."""
     assert outcome.handover is not None
     over = outcome.handover
-    assert not np.isnan(outcome.finish).any()
+    assert not np.isnan(outcome.finished_s).any()
     assert ((outcome.engine >= 0) & (outcome.engine < pools.prefill)).all()
     more = workload.output_tokens > 1
     assert ((over.engine >= pools.prefill) == more).all()
@@ -61,12 +61,12 @@ def check_laws(outcome: Outcome, workload: Workload, pools: Pools) -> None:
     for number, engine in enumerate(outcome.engines):
         here = outcome.engine == number if number < pools.prefill else over.engine == number
         assert set(engine.admissions.tolist()) == set(np.flatnonzero(here).tolist())
-    assert (outcome.started >= outcome.arrival).all()
-    assert (outcome.first_token > outcome.started).all()
-    assert (outcome.finish[~more] == outcome.first_token[~more]).all()
-    assert (over.arrived[more] >= outcome.first_token[more]).all()
+    assert (outcome.started_s >= outcome.arrival_s).all()
+    assert (outcome.first_token_s > outcome.started_s).all()
+    assert (outcome.finished_s[~more] == outcome.first_token_s[~more]).all()
+    assert (over.arrived[more] >= outcome.first_token_s[more]).all()
     assert (over.started[more] >= over.arrived[more]).all()
-    assert (outcome.finish[more] > over.started[more]).all()
+    assert (outcome.finished_s[more] > over.started[more]).all()
     assert (over.sent_tokens <= workload.input_tokens).all()
 
 
@@ -83,8 +83,8 @@ def test_without_queueing_latency_is_the_sum_of_prefill_transfer_and_decode(
     for row, (prompt, answer) in enumerate(lengths):
         prefill, decode = phase_times(prompt, answer, budget)
         transfer = (latency_s + prompt * BYTES / 1e6) * (answer > 1)
-        assert outcome.first_token[row] - outcome.arrival[row] == pytest.approx(prefill, rel=1e-9)
-        assert outcome.finish[row] - outcome.arrival[row] == pytest.approx(prefill + transfer + decode, rel=1e-9)
+        assert outcome.first_token_s[row] - outcome.arrival_s[row] == pytest.approx(prefill, rel=1e-9)
+        assert outcome.finished_s[row] - outcome.arrival_s[row] == pytest.approx(prefill + transfer + decode, rel=1e-9)
 
 
 @given(LENGTHS)
@@ -94,8 +94,8 @@ def test_a_single_request_with_a_free_transfer_is_served_as_on_one_engine(length
     workload = requests(lengths, 0.0)
     split = disaggregated(workload, with_kv_size(cost=UNEVEN, engines=2 * n), Pools(n, n, FREE))
     mixed = simulate(workload, with_kv_size(cost=UNEVEN, engines=n))
-    np.testing.assert_allclose(split.finish, mixed.finish, rtol=1e-12)
-    np.testing.assert_allclose(split.first_token, mixed.first_token, rtol=1e-12)
+    np.testing.assert_allclose(split.finished_s, mixed.finished_s, rtol=1e-12)
+    np.testing.assert_allclose(split.first_token_s, mixed.first_token_s, rtol=1e-12)
 
 
 @given(
@@ -122,7 +122,7 @@ def test_every_router_serves_both_pools_deterministically(router: str) -> None:
     workload, pools = shared_prefixes(), Pools(1, 3)
     first, again = (disaggregated(workload, small(), pools, router=router) for _ in range(2))
     check_laws(first, workload, pools)
-    assert first.finish.tobytes() == again.finish.tobytes()
+    assert first.finished_s.tobytes() == again.finished_s.tobytes()
     assert first.handover is not None
     assert set(first.handover.engine.tolist()) == {-1, 1, 2, 3}
 
@@ -131,8 +131,8 @@ def test_a_request_without_memory_to_decode_waits_until_all_of_it_fits() -> None
     workload = requests([(16, 3), (16, 3)])
     split = disaggregated(workload, with_kv_size(cost=TICK, engines=2, blocks=6, seqs=8, budget=16), Pools(1, 1, FREE))
     assert split.handover is not None
-    assert split.first_token.tolist() == [1.0, 2.0]
-    assert split.finish.tolist() == [3.0, 5.0], "5 of 6 blocks were taken until 3"
+    assert split.first_token_s.tolist() == [1.0, 2.0]
+    assert split.finished_s.tolist() == [3.0, 5.0], "5 of 6 blocks were taken until 3"
     assert split.handover.arrived.tolist() == [1.0, 2.0]
     assert split.handover.started.tolist() == [1.0, 3.0]
     assert not split.preemptions.any()
@@ -141,11 +141,11 @@ def test_a_request_without_memory_to_decode_waits_until_all_of_it_fits() -> None
 def test_a_request_preempted_while_decoding_recomputes_its_prompt_on_the_decode_engine() -> None:
     workload = requests([(8, 12), (8, 12)])
     split = disaggregated(workload, with_kv_size(cost=TICK, engines=2, blocks=6), Pools(1, 1, FREE))
-    assert split.first_token.tolist() == [1.0, 1.0]
+    assert split.first_token_s.tolist() == [1.0, 1.0]
     assert split.preemptions.tolist() == [0, 1]
     assert split.recomputed_tokens.tolist() == [0, 12]
     # The second had 5 tokens at 5; from 12 on, a step for all that was lost and its sixth, then six more.
-    assert split.finish.tolist() == [12.0, 19.0]
+    assert split.finished_s.tolist() == [12.0, 19.0]
 
 
 def test_only_kv_that_is_not_cached_is_sent() -> None:
@@ -168,9 +168,9 @@ def test_cached_kv_that_is_evicted_before_the_transfer_is_recomputed() -> None:
     split = disaggregated(workload, engines, Pools(1, 1, FREE))
     assert split.handover is not None
     assert split.handover.sent_tokens.tolist() == [17, 60, 1]
-    assert split.first_token.tolist() == [3.0, 13.0, 14.0]
+    assert split.first_token_s.tolist() == [3.0, 13.0, 14.0]
     assert split.handover.started.tolist() == [3.0, 13.0, 32.0]
-    assert split.finish.tolist() == [4.0, 32.0, 37.0], "18 tokens, 8 a step, and two steps more"
+    assert split.finished_s.tolist() == [4.0, 32.0, 37.0], "18 tokens, 8 a step, and two steps more"
 
 
 def test_ports_send_and_receive_one_transfer_at_a_time() -> None:
@@ -195,7 +195,7 @@ def test_a_length_aware_decode_router_has_lower_latency_than_a_random_one() -> N
     pools = Pools(2, 2)
     ours = disaggregated(workload, small(), pools, router="lengthwise")
     random = disaggregated(workload, small(), replace(pools, decode_router="random"), router="lengthwise")
-    assert ours.first_token.tobytes() == random.first_token.tobytes(), "the first pool is the same"
+    assert ours.first_token_s.tobytes() == random.first_token_s.tobytes(), "the first pool is the same"
     assert ours.summary.e2e_s.mean < random.summary.e2e_s.mean
 
 
@@ -203,7 +203,7 @@ def test_a_slow_link_delays_the_second_token_and_not_the_first() -> None:
     quick, slow = (
         disaggregated(shared_prefixes(), small(), Pools(2, 2, KvLink(gb_per_s))) for gb_per_s in (25.0, 0.05)
     )
-    assert quick.first_token.tobytes() == slow.first_token.tobytes()
+    assert quick.first_token_s.tobytes() == slow.first_token_s.tobytes()
     assert quick.summary.e2e_s.mean + 0.1 < slow.summary.e2e_s.mean
 
 
@@ -212,8 +212,8 @@ def test_a_request_that_no_engine_can_decode_is_refused_before_prefill() -> None
     large = replace(engines.engines[0], kv_tokens=4000)
     workload = requests([(10, 5), (10, 400), (20, 5)], [0.0, 1.0, 2.0])
     split = disaggregated(workload, Fleet((large, *engines.engines[1:])), Pools(1, 2))
-    assert np.isnan(split.finish).tolist() == [False, True, False]
-    assert np.isnan(split.first_token).tolist() == [False, True, False]
+    assert np.isnan(split.finished_s).tolist() == [False, True, False]
+    assert np.isnan(split.first_token_s).tolist() == [False, True, False]
     assert split.summary.refused == 1
 
 
@@ -223,14 +223,14 @@ def test_only_engines_that_fit_the_answer_decode_it() -> None:
     workload = requests([(10, 100), (10, 5)] * 6, [0.1 * row for row in range(12)])
     split = disaggregated(workload, Fleet((*engines.engines[1:], large)), Pools(1, 2))
     assert split.handover is not None
-    assert not np.isnan(split.finish).any()
+    assert not np.isnan(split.finished_s).any()
     assert (split.handover.engine[::2] == 2).all()
 
 
 def test_the_table_has_the_decode_engine_and_the_tokens_sent() -> None:
     workload = requests([(10, 5), (10, 1)])
     table = disaggregated(workload, with_kv_size(cost=UNEVEN, engines=2), Pools(1, 1)).to_table()
-    assert table["decode_engine"].to_pylist() == [1, None]
+    assert table["decode_engine"].to_pylist() == ["engine-1", None]
     assert table["sent_tokens"].to_pylist() == [10, 0]
     assert table["kv_arrived_s"].null_count == table["decode_started_s"].null_count == 1
     assert "decode_engine" not in simulate(workload, with_kv_size(engines=1)).to_table().column_names

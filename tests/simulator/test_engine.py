@@ -24,16 +24,16 @@ def admissions(outcome: Outcome) -> list[int]:
 def test_a_prompt_is_computed_in_chunks_after_the_running_requests() -> None:
     # Steps: 4 of a; 2 of a and 2 of b; a's second token and b's last prompt token.
     outcome = serve(engine(seqs=2, budget=4), requests([(6, 2), (3, 1)]))
-    assert outcome.started.tolist() == [0.0, 1.0]
-    assert outcome.first_token.tolist() == [2.0, 3.0]  # at the end of the step that completes the prompt
-    assert outcome.finish.tolist() == [3.0, 3.0]
+    assert outcome.started_s.tolist() == [0.0, 1.0]
+    assert outcome.first_token_s.tolist() == [2.0, 3.0]  # at the end of the step that completes the prompt
+    assert outcome.finished_s.tolist() == [3.0, 3.0]
     assert outcome.engines[0].steps == 3
 
 
 def test_a_free_slot_is_filled_in_the_next_step() -> None:
     outcome = serve(engine(seqs=1), requests([(2, 2), (2, 1)]))
-    assert outcome.started.tolist() == [0.0, 2.0]
-    assert outcome.finish.tolist() == [2.0, 3.0]
+    assert outcome.started_s.tolist() == [0.0, 2.0]
+    assert outcome.finished_s.tolist() == [2.0, 3.0]
 
 
 def test_the_policy_orders_waiting_requests() -> None:
@@ -44,8 +44,8 @@ def test_a_preempted_request_keeps_its_tokens_and_recomputes_their_kv() -> None:
     # Four blocks of two tokens: both prompts fit, both answers do not. In the third step a needs a third block, and b,
     # the last admitted, is preempted; it needs three blocks for its 3 + 2 tokens, so it waits until a has finished.
     outcome = serve(engine(blocks=4, block_size=2), requests([(3, 5), (3, 5)]))
-    assert outcome.first_token.tolist() == [1.0, 1.0]
-    assert outcome.finish.tolist() == [5.0, 8.0]
+    assert outcome.first_token_s.tolist() == [1.0, 1.0]
+    assert outcome.finished_s.tolist() == [5.0, 8.0]
     assert outcome.preemptions.tolist() == [0, 1]
     assert admissions(outcome) == [0, 1, 1]
 
@@ -57,14 +57,14 @@ def test_a_preempted_request_reuses_its_blocks_in_the_prefix_cache() -> None:
     without = serve(engine(**limits), workload)
     cached = serve(engine(**limits, caching=True), workload)
     assert without.preemptions.tolist() == cached.preemptions.tolist() == [0, 1]
-    assert cached.finish[1] < without.finish[1]
+    assert cached.finished_s[1] < without.finished_s[1]
 
 
 def test_no_request_is_admitted_in_a_step_that_preempts() -> None:
     # c is short enough to be admitted in step 3, when b is preempted for a, but starts in step 4.
     outcome = serve(engine(blocks=4, block_size=2, seqs=2), requests([(3, 5), (3, 4), (1, 1)], [0.0, 0.0, 1.0]), "sjf")
     assert outcome.preemptions.tolist() == [1, 0, 0]
-    assert outcome.started[2] == 3.0
+    assert outcome.started_s[2] == 3.0
 
 
 def test_a_preempted_request_waits_before_requests_of_equal_key() -> None:
@@ -74,13 +74,13 @@ def test_a_preempted_request_waits_before_requests_of_equal_key() -> None:
 def test_the_policys_victim_is_preempted_though_it_arrived_first() -> None:
     # sjf admits b first. In the third step b needs a third block, and a has more tokens remaining.
     outcome = serve(engine(blocks=4, block_size=2), requests([(3, 5), (3, 3)]), "sjf")
-    assert outcome.finish.tolist() == [6.0, 3.0]
+    assert outcome.finished_s.tolist() == [6.0, 3.0]
     assert outcome.preemptions.tolist() == [1, 0]
 
 
 def test_a_prompt_waits_until_the_whole_prompt_fits_even_if_its_first_chunk_would() -> None:
     outcome = serve(engine(budget=8, blocks=4, block_size=4), requests([(4, 3), (13, 1)]))
-    assert outcome.started.tolist() == [0.0, 3.0]
+    assert outcome.started_s.tolist() == [0.0, 3.0]
     assert outcome.preemptions.tolist() == [0, 0]
 
 
@@ -93,7 +93,7 @@ def test_a_request_that_can_never_fit_is_refused_and_counted(prompt: int, answer
     # 16 tokens of KV memory; the last token of an answer is never computed, so it needs no KV memory.
     outcome = serve(engine(blocks=4, block_size=4), requests([(prompt, answer), (1, 1)]))
     assert outcome.summary.refused == (0 if fits else 1)
-    assert np.isnan(outcome.finish[0]) == (not fits)
+    assert np.isnan(outcome.finished_s[0]) == (not fits)
 
 
 def test_a_request_beyond_the_context_is_refused() -> None:
@@ -106,7 +106,7 @@ def test_equal_prefixes_are_computed_once() -> None:
     workload = requests([(9, 1)] * 3, [0.0, 5.0, 5.0], blocks=hashes, block_size=4)
     outcome = serve(engine(budget=9, caching=True), workload)
     assert outcome.cached_tokens.tolist() == [0, 8, 0]
-    assert outcome.finish.tolist() == [1.0, 6.0, 7.0]
+    assert outcome.finished_s.tolist() == [1.0, 6.0, 7.0]
     assert serve(engine(budget=9), workload).cached_tokens.tolist() == [0, 0, 0]
 
 
@@ -157,7 +157,7 @@ def test_a_timeline_covers_the_whole_run() -> None:
 def test_each_admission_takes_decision_s() -> None:
     # Two admissions in the first step, one in the third.
     outcome = serve(engine(seqs=2), requests([(2, 2), (2, 2), (2, 1)]), decision_s=0.125)
-    assert outcome.finish.tolist() == [2.25, 2.25, 3.375]
+    assert outcome.finished_s.tolist() == [2.25, 2.25, 3.375]
 
 
 def test_a_late_prediction_counts_from_its_arrival() -> None:
@@ -171,7 +171,7 @@ def test_a_late_prediction_counts_from_its_arrival() -> None:
 def test_a_preemptive_policy_preempts_a_running_request_for_a_shorter_one() -> None:
     # a has 9 of 10 tokens left when b arrives with 2. b runs, then a recomputes its prompt and token and continues.
     outcome = serve(engine(seqs=1), requests([(2, 10), (2, 2)], [0.0, 0.5]), "srpt:c=1")
-    assert outcome.finish.tolist() == [12.0, 3.0]
+    assert outcome.finished_s.tolist() == [12.0, 3.0]
     assert outcome.preemptions.tolist() == [1, 0]
     assert admissions(outcome) == [0, 1, 0]
 
@@ -183,15 +183,15 @@ def test_peak_admission_waits_until_the_predicted_peak_fits() -> None:
     assert serve(engine(blocks=12, block_size=1), workload).preemptions.sum() == 1
     peak = serve(engine(blocks=12, block_size=1, admission="peak"), workload)
     assert peak.preemptions.sum() == 0
-    assert 0.0 < peak.started[1] < peak.finish[0]
+    assert 0.0 < peak.started_s[1] < peak.finished_s[0]
 
 
 def test_a_reservation_holds_prompt_and_predicted_answer() -> None:
     workload = requests([(2, 6), (2, 6)])
     reserved = serve(engine(blocks=12, block_size=1, admission="reserve"), workload)
-    assert reserved.started[1] == reserved.finish[0]  # 7 + 7 tokens do not fit together
+    assert reserved.started_s[1] == reserved.finished_s[0]  # 7 + 7 tokens do not fit together
     both = serve(engine(blocks=16, block_size=1, admission="reserve"), workload)
-    assert both.started.tolist() == [0.0, 0.0]
+    assert both.started_s.tolist() == [0.0, 0.0]
 
 
 def test_a_request_that_outgrows_its_reservation_is_preempted_and_its_reservation_doubled() -> None:
@@ -216,5 +216,5 @@ def test_engine_blocks_that_do_not_match_the_hashes_are_refused() -> None:
 def test_each_engine_has_its_own_cost_model() -> None:
     fast, slow = engine(UNEVEN), engine(TICK)
     outcome = simulate(requests([(2, 2), (2, 2)]), Fleet((fast, slow)))
-    assert outcome.finish[0] == UNEVEN.step_s([(0, 2)]) + UNEVEN.step_s([], [3])
-    assert outcome.finish[1] == 2.0
+    assert outcome.finished_s[0] == UNEVEN.step_s([(0, 2)]) + UNEVEN.step_s([], [3])
+    assert outcome.finished_s[1] == 2.0

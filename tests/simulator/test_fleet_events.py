@@ -38,17 +38,17 @@ def down_intervals(engine: int, events: list[FleetEvent]) -> list[tuple[float, f
 
 def check_laws(outcome: Outcome, events: list[FleetEvent]) -> None:
     """Every request is served to the end, on one engine, while that is up."""
-    assert not np.isnan(outcome.finish).any()
-    assert (outcome.started >= outcome.arrival).all()
-    assert (outcome.first_token > outcome.started).all()
-    assert (outcome.finish >= outcome.first_token).all()
+    assert not np.isnan(outcome.finished_s).any()
+    assert (outcome.started_s >= outcome.arrival_s).all()
+    assert (outcome.first_token_s > outcome.started_s).all()
+    assert (outcome.finished_s >= outcome.first_token_s).all()
     admitted = np.concatenate([engine.admissions for engine in outcome.engines])
     assert set(admitted.tolist()) == set(range(len(outcome)))
     for engine in range(len(outcome.engines)):
         here = outcome.engine == engine
         for begin, end in down_intervals(engine, events):
             # The whole service of a request after its last routing is on one side of the gap.
-            assert ((outcome.finish[here] <= begin) | (outcome.started[here] >= end)).all()
+            assert ((outcome.finished_s[here] <= begin) | (outcome.started_s[here] >= end)).all()
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -61,7 +61,7 @@ def test_every_router_serves_all_requests_deterministically_under_fleet_events(n
     ]
     first, again = (simulate(shared_prefixes(), small(), router=name, fleet_events=events) for _ in range(2))
     check_laws(first, events)
-    assert first.finish.tobytes() == again.finish.tobytes()
+    assert first.finished_s.tobytes() == again.finished_s.tobytes()
     assert first.resubmissions.sum() > 0
     assert first.resubmissions.tobytes() == again.resubmissions.tobytes()
 
@@ -95,7 +95,7 @@ def test_any_sequence_of_events_keeps_the_laws(
         routing_s=routing_s,
     )
     check_laws(served, events)
-    assert (served.started - served.arrival >= routing_s - 1e-9).all()
+    assert (served.started_s - served.arrival_s >= routing_s - 1e-9).all()
 
 
 def test_exactly_the_unfinished_requests_of_a_failed_engine_are_resubmitted() -> None:
@@ -105,13 +105,13 @@ def test_exactly_the_unfinished_requests_of_a_failed_engine_are_resubmitted() ->
     failed = simulate(
         workload, fleet(UNEVEN, engines=2, seqs=4), router="round_robin", fleet_events=[FleetEvent(at, 0, "down")]
     )
-    there = (without_events.engine == 0) & (without_events.arrival < at) & (without_events.finish > at)
+    there = (without_events.engine == 0) & (without_events.arrival_s < at) & (without_events.finished_s > at)
     assert there.any()
     assert failed.resubmissions.tolist() == there.astype(int).tolist()
     assert (failed.engine[there] == 1).all()
-    before = (without_events.engine == 0) & (without_events.finish <= at)
+    before = (without_events.engine == 0) & (without_events.finished_s <= at)
     assert before.any()
-    assert (failed.finish[before] == without_events.finish[before]).all()
+    assert (failed.finished_s[before] == without_events.finished_s[before]).all()
     assert failed.summary.resubmissions == there.sum()
 
 
@@ -122,15 +122,15 @@ def test_a_draining_engine_finishes_its_requests_and_accepts_no_more() -> None:
     )
     here = drained.engine == 0
     assert not drained.resubmissions.any()
-    assert (drained.arrival[here] < 1.0).all()
-    assert (drained.finish[here] > 1.0).any()
+    assert (drained.arrival_s[here] < 1.0).all()
+    assert (drained.finished_s[here] > 1.0).any()
 
 
 def test_an_engine_that_joins_gets_requests_only_afterwards() -> None:
     joined = simulate(shared_prefixes(400), small(), router="lengthwise", fleet_events=[FleetEvent(4.0, 1, "up")])
     here = joined.engine == 1
     assert here.sum() > 20
-    assert (joined.arrival[here] >= 4.0).all()
+    assert (joined.arrival_s[here] >= 4.0).all()
 
 
 def test_requests_wait_while_no_engine_is_up() -> None:
@@ -138,7 +138,7 @@ def test_requests_wait_while_no_engine_is_up() -> None:
     outcome = simulate(
         requests([(10, 5)] * 4, [0.0, 1.0, 2.0, 6.0]), fleet(UNEVEN), router="lengthwise", fleet_events=events
     )
-    assert (outcome.started[:3] >= 5.0).all()
+    assert (outcome.started_s[:3] >= 5.0).all()
     assert not outcome.resubmissions.any(), "they had not reached an engine"
 
 
@@ -147,15 +147,15 @@ def test_an_event_after_the_last_request_has_no_effect() -> None:
     without_events, same = (
         simulate(shared_prefixes(), small(), router="e2", fleet_events=events) for events in ((), late)
     )
-    assert without_events.finish.tobytes() == same.finish.tobytes()
+    assert without_events.finished_s.tobytes() == same.finished_s.tobytes()
 
 
 def test_a_router_decides_for_one_request_at_a_time() -> None:
     workload = requests([(10, 5)] * 3, [0.0, 0.0, 1.0])
     for router in ("round_robin", "least_outstanding"):
         outcome = simulate(workload, fleet(UNEVEN, engines=3), router=router, routing_s=0.25)
-        assert outcome.started.tolist() == [0.25, 0.5, 1.25]
-        assert outcome.arrival.tolist() == [0.0, 0.0, 1.0]
+        assert outcome.started_s.tolist() == [0.25, 0.5, 1.25]
+        assert outcome.arrival_s.tolist() == [0.0, 0.0, 1.0]
 
 
 def test_requests_queue_at_a_router_beyond_its_capacity() -> None:

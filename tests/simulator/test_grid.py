@@ -33,7 +33,7 @@ def test_every_cell_is_the_plain_simulation_of_its_seed() -> None:
     ]
     workload = draw(5).replace(arrival_s=draw(5).arrival_s / 9.0)
     alone = simulate(workload, engines(), "sjf", predictor=predict_workload(workload, "noisy:log=0.5", seed=5))
-    assert grid.cells[1].outcomes[1].finish.tolist() == alone.finish.tolist()
+    assert grid.cells[1].outcomes[1].finished_s.tolist() == alone.finished_s.tolist()
 
 
 def test_load_is_a_share_of_the_capacity_of_each_seed() -> None:
@@ -42,7 +42,7 @@ def test_load_is_a_share_of_the_capacity_of_each_seed() -> None:
     for cell in grid.cells:
         for seed, outcome, capacity in zip(grid.seeds, cell.outcomes, grid.capacities, strict=True):
             rate = cell.level.load * capacity.requests_per_s
-            np.testing.assert_allclose(outcome.arrival * rate, draw(seed).arrival_s)
+            np.testing.assert_allclose(outcome.arrival_s * rate, draw(seed).arrival_s)
     light, heavy = grid.cells
     assert light.latency("e2e_s", "mean") < heavy.latency("e2e_s", "mean")
 
@@ -52,9 +52,9 @@ def test_policies_of_a_seed_serve_the_same_requests() -> None:
     for index in range(2):
         first, *others = (cell.outcomes[index] for cell in grid.cells)
         for other in others:
-            assert other.arrival.tolist() == first.arrival.tolist()
+            assert other.arrival_s.tolist() == first.arrival_s.tolist()
             assert other.output_tokens.tolist() == first.output_tokens.tolist()
-    assert grid.cells[0].outcomes[0].arrival.tolist() != grid.cells[0].outcomes[1].arrival.tolist()
+    assert grid.cells[0].outcomes[0].arrival_s.tolist() != grid.cells[0].outcomes[1].arrival_s.tolist()
 
 
 def test_the_gain_captured_is_one_with_true_lengths_and_zero_without_predictions() -> None:
@@ -84,7 +84,7 @@ def test_a_predictor_that_learns_is_run_again_at_every_load() -> None:
         rate = capacity_share * grid.capacities[0].requests_per_s
         workload = draw(1).replace(arrival_s=draw(1).arrival_s / rate)
         alone = simulate(workload, engines(), "sjf", predictor=as_predictions(workload, engines(), "memory"))
-        assert cell.outcomes[0].finish.tolist() == alone.finish.tolist()
+        assert cell.outcomes[0].finished_s.tolist() == alone.finished_s.tolist()
 
 
 def test_progress_never_decreases_and_ends_at_one() -> None:

@@ -47,7 +47,7 @@ def simulations(draw: st.DrawFn) -> tuple[Workload, Fleet, str, str]:
 
 
 def served(outcome: Outcome) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return ~np.isnan(outcome.finish)
+    return ~np.isnan(outcome.finished_s)
 
 
 @given(simulations())
@@ -65,11 +65,11 @@ def test_arrival_start_first_token_and_finish_are_in_order(case: tuple[Workload,
     workload, fleet, policy, predictor = case
     outcome = simulate(workload, fleet, policy, predictor=predictor)
     finished = served(outcome)
-    assert (outcome.arrival[finished] <= outcome.started[finished]).all()
-    assert (outcome.started[finished] < outcome.first_token[finished]).all()
+    assert (outcome.arrival_s[finished] <= outcome.started_s[finished]).all()
+    assert (outcome.started_s[finished] < outcome.first_token_s[finished]).all()
     several = outcome.output_tokens[finished] > 1
-    assert ((outcome.first_token[finished] < outcome.finish[finished]) == several).all()
-    assert (outcome.first_token[finished] <= outcome.finish[finished]).all()
+    assert ((outcome.first_token_s[finished] < outcome.finished_s[finished]) == several).all()
+    assert (outcome.first_token_s[finished] <= outcome.finished_s[finished]).all()
 
 
 @given(simulations())

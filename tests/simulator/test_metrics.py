@@ -15,11 +15,11 @@ from tests.simulator.builders import fleet, requests
 
 def test_latencies_follow_their_definitions() -> None:
     summary = summarise(
-        sent=np.array([0.0, 1.0]),
-        first_token=np.array([1.0, 3.0]),
-        finish=np.array([5.0, 3.0]),
+        arrival_s=np.array([0.0, 1.0]),
+        first_token_s=np.array([1.0, 3.0]),
+        finished_s=np.array([5.0, 3.0]),
         output_tokens=np.array([5, 1]),
-        started=np.array([0.5, 2.0]),
+        started_s=np.array([0.5, 2.0]),
     )
     assert summary.ttft_s.mean == 1.5
     assert summary.e2e_s.mean == 3.5
@@ -38,9 +38,9 @@ def test_percentiles_ignore_missing_values() -> None:
 
 def test_refused_requests_are_excluded_from_means() -> None:
     summary = summarise(
-        sent=np.array([0.0, 0.0]),
-        first_token=np.array([1.0, math.nan]),
-        finish=np.array([2.0, math.nan]),
+        arrival_s=np.array([0.0, 0.0]),
+        first_token_s=np.array([1.0, math.nan]),
+        finished_s=np.array([2.0, math.nan]),
         output_tokens=np.array([2, 1000]),
     )
     assert (summary.requests, summary.refused) == (1, 1)
@@ -51,7 +51,9 @@ def test_refused_requests_are_excluded_from_means() -> None:
 
 def test_a_run_that_serves_no_request_has_a_summary() -> None:
     missing = np.array([math.nan])
-    summary = summarise(sent=np.zeros(1), first_token=missing, finish=missing, output_tokens=np.ones(1, np.int64))
+    summary = summarise(
+        arrival_s=np.zeros(1), first_token_s=missing, finished_s=missing, output_tokens=np.ones(1, np.int64)
+    )
     assert (summary.requests, summary.refused) == (0, 1)
     assert math.isnan(summary.requests_per_s)
 
@@ -65,15 +67,15 @@ def test_a_summary_is_json_without_nan() -> None:
 def test_an_outcome_is_a_table_with_a_row_per_request() -> None:
     table = simulate(requests([(2, 3), (2, 1)]), fleet(), "sjf").to_table()
     assert table["policy"].to_pylist() == ["sjf", "sjf"]
-    assert table["finish_s"].to_pylist() == [3.0, 1.0]
+    assert table["finished_s"].to_pylist() == [3.0, 1.0]
     assert table.schema.field("preemptions").type == pa.int64()
 
 
 def test_goodput_requires_both_limits_and_one_token_has_no_tpot() -> None:
     met = LatencyLimits(ttft_s=1.0, tpot_s=0.1).met(
-        sent=np.zeros(5),
-        first_token=np.array([1.0, 1.0, 1.5, 1.0, math.nan]),
-        finish=np.array([2.0, 2.1, 1.6, 1.0, math.nan]),
+        arrival_s=np.zeros(5),
+        first_token_s=np.array([1.0, 1.0, 1.5, 1.0, math.nan]),
+        finished_s=np.array([2.0, 2.1, 1.6, 1.0, math.nan]),
         output_tokens=np.array([11, 11, 11, 1, 1]),
     )
     assert met.tolist() == [True, False, False, True, False]

@@ -218,7 +218,7 @@ def test_predictions_can_be_shared_between_policies() -> None:
     shared, named, none = (
         simulate(workload, engines, "sjf", predictor=each) for each in (predicted, "noisy:0.6", "none")
     )
-    assert shared.started.tolist() == named.started.tolist() != none.started.tolist()
+    assert shared.started_s.tolist() == named.started_s.tolist() != none.started_s.tolist()
 
 
 def test_an_empty_workload_has_no_predictions() -> None:

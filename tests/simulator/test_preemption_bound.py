@@ -51,7 +51,7 @@ def test_recomputed_tokens_are_at_most_times_prompt_plus_c_times_the_prediction(
     workload: Workload, c: float, times: int, predictor: str, caching: bool
 ) -> None:
     outcome = served(workload, f"srpt:c={c:g},times={times}", predictor, caching=caching)
-    assert np.isfinite(outcome.finish).all()
+    assert np.isfinite(outcome.finished_s).all()
     assert outcome.preemptions.max() <= times
     initial_expected = predict_workload(workload, predictor).expected_and_tail()[0]
     once = outcome.input_tokens + np.floor(c * initial_expected + 1e-9)
@@ -60,7 +60,7 @@ def test_recomputed_tokens_are_at_most_times_prompt_plus_c_times_the_prediction(
 
 def max_overtakes(workload: Workload, outcome: Outcome) -> int:
     """Return the largest number of later arrivals that finish before one request."""
-    earlier = outcome.finish[None, :] < outcome.finish[:, None]
+    earlier = outcome.finished_s[None, :] < outcome.finished_s[:, None]
     later = workload.arrival_s[None, :] > workload.arrival_s[:, None]
     return int((earlier & later).sum(axis=1).max())
 
@@ -94,7 +94,7 @@ def test_c_alone_does_not_bound_the_recomputed_tokens() -> None:
     assert many.recomputed_tokens[0] > 2 * few.recomputed_tokens[0]
     limited = served(stream_of_short_requests(40), "srpt:c=1,times=3", slots=1)
     assert limited.preemptions[0] == 3
-    assert limited.finish[0] < many.finish[0]
+    assert limited.finished_s[0] < many.finished_s[0]
 
 
 def test_requests_preempted_often_are_evicted_last() -> None:

@@ -45,8 +45,8 @@ def test_every_router_serves_all_requests_deterministically_and_explaining_chang
     first, again, explained = (
         simulate(shared_prefixes(), small(), router=name, explain=explain) for explain in (False, False, True)
     )
-    assert not np.isnan(first.finish).any()
-    assert first.finish.tobytes() == again.finish.tobytes() == explained.finish.tobytes()
+    assert not np.isnan(first.finished_s).any()
+    assert first.finished_s.tobytes() == again.finished_s.tobytes() == explained.finished_s.tobytes()
     assert set(first.engine.tolist()) == {0, 1, 2}
     assert first.trace is None
     assert (explained.trace is None) == (name == "round_robin"), "a static router compares nothing"
@@ -87,12 +87,12 @@ def test_a_router_receives_events_after_they_happen_and_never_before() -> None:
     assert all(event.now <= now for now, event in router.received)
     finished = {event.job: event for _, event in router.received if isinstance(event, Finished)}
     admitted = {event.job: event for _, event in router.received if isinstance(event, Admitted)}
-    assert {int(job) for job in finished} == set(np.flatnonzero(outcome.finish <= outcome.arrival[-1]).tolist())
+    assert {int(job) for job in finished} == set(np.flatnonzero(outcome.finished_s <= outcome.arrival_s[-1]).tolist())
     for job, event in finished.items():
-        assert event.now == outcome.finish[int(job)]
+        assert event.now == outcome.finished_s[int(job)]
         assert event.generated == 5
-        assert event.ttft_s == outcome.first_token[int(job)] - outcome.arrival[int(job)]
-        assert admitted[job].now == outcome.started[int(job)]
+        assert event.ttft_s == outcome.first_token_s[int(job)] - outcome.arrival_s[int(job)]
+        assert admitted[job].now == outcome.started_s[int(job)]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "srpt:c=0.8", "hrrn"])

@@ -34,7 +34,7 @@ ENGINES = fleet(UNEVEN, seqs=2)
 
 
 def test_grid_comparison_plan_and_task_simulate_the_same() -> None:
-    alone = simulate(WORKLOAD, ENGINES, "sjf", predictor="history").finish.tolist()
+    alone = simulate(WORKLOAD, ENGINES, "sjf", predictor="history").finished_s.tolist()
     known = predict_workload(WORKLOAD, "history")
     task = SimulationTask(DrawnSetting(WORKLOAD, ENGINES), policy="sjf", predictor=known)
     grid = run_grid(Plan(ENGINES, ["sjf"], ["history"]), lambda _: WORKLOAD)
@@ -42,7 +42,7 @@ def test_grid_comparison_plan_and_task_simulate_the_same() -> None:
     search = CapacitySearch(WORKLOAD, ENGINES.engines[0], LatencyLimits(), most=1, router="round_robin")
     (plan,) = search.run(["sjf"])
     outcomes = (task.outcome(), grid.cells[0].outcomes[0], compared.outcomes[1], plan.trials[0].outcome)
-    assert [outcome.finish.tolist() for outcome in outcomes] == [alone] * 4
+    assert [outcome.finished_s.tolist() for outcome in outcomes] == [alone] * 4
 
 
 def test_the_result_of_a_task_is_the_summary_of_its_outcome() -> None:
@@ -53,7 +53,7 @@ def test_the_result_of_a_task_is_the_summary_of_its_outcome() -> None:
 def test_predictions_at_hand_and_by_name_are_the_same_simulation() -> None:
     by_name = SimulationTask(DrawnSetting(WORKLOAD, ENGINES, 3), rate=2.0, policy="sjf", predictor="noisy:log=0.5")
     at_hand = replace(by_name, predictor=predict_workload(WORKLOAD, "noisy:log=0.5", seed=3))
-    assert at_hand.outcome().finish.tolist() == by_name.outcome().finish.tolist()
+    assert at_hand.outcome().finished_s.tolist() == by_name.outcome().finished_s.tolist()
 
 
 def test_the_key_of_a_task_depends_on_everything_that_changes_its_result() -> None:

@@ -128,7 +128,7 @@ def test_a_preempted_request_keeps_its_arrival_and_key_in_every_host(tmp_path: P
     )
     outcome = simulate(workload, Fleet((engine(seqs=4, blocks=13, block_size=16),)), policy, predictor="oracle")
     assert outcome.preemptions.sum() > 0
-    assert outcome.arrival.tolist() == workload.arrival_s.tolist()
+    assert outcome.arrival_s.tolist() == workload.arrival_s.tolist()
 
 
 def test_running_requests_are_preempted_for_shorter_ones_at_most_twice(vllm: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ def scheduler(model: Path, policy: str, *, blocks: int, caching: bool, cls: type
 def assert_same(theirs: Served, ours: Outcome) -> None:
     assert theirs.admissions == ours.engines[0].admissions.tolist()
     assert theirs.preemptions == ours.preemptions.tolist()
-    assert [theirs.finish[row] for row in range(len(ours))] == ours.finish.astype(int).tolist()
+    assert [theirs.finish[row] for row in range(len(ours))] == ours.finished_s.astype(int).tolist()
 
 
 @pytest.mark.parametrize("cls", [LengthwiseSyncScheduler, LengthwiseScheduler])

@@ -45,9 +45,9 @@ class EpisodeRows:
         )
         tokens = table["output_tokens"].to_numpy().astype(np.int64)
         summary = summarise(
-            sent=sent,
-            first_token=first,
-            finish=finished,
+            arrival_s=sent,
+            first_token_s=first,
+            finished_s=finished,
             output_tokens=tokens,
             preemptions=int(np.nansum(preemptions)),
         )

@@ -386,7 +386,7 @@ def study_shadow(
         prediction_delay_s=delay,
         measured=_summary(traffic, traffic.first_token, traffic.finish),
         # As in the measurement, which knows the first token of streamed answers only.
-        fcfs=_summary(traffic, np.where(traffic.streamed, base.first_token, np.nan), base.finish),
+        fcfs=_summary(traffic, np.where(traffic.streamed, base.first_token_s, np.nan), base.finished_s),
         runs=tuple(runs),
         accuracy=score_traffic(traffic),
     )
@@ -417,7 +417,7 @@ def _captured(ours: Outcome, true: Outcome, base: Outcome, measure: Metric) -> f
 def _summary(traffic: ShadowTraffic, first_token: Floats, finish: Floats) -> Summary:
     workload = traffic.workload
     return summarise(
-        sent=workload.arrival_s, first_token=first_token, finish=finish, output_tokens=workload.output_tokens
+        arrival_s=workload.arrival_s, first_token_s=first_token, finished_s=finish, output_tokens=workload.output_tokens
     )
 
 

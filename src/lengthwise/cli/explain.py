@@ -67,12 +67,12 @@ def _rows(run: Path, request: int, only: dict[str, Any]) -> list[dict[str, Any]]
     return found
 
 
-def costs_table(row: Mapping[str, Any], costs: Mapping[int, Mapping[str, float]] | None) -> Table:
+def costs_table(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]] | None) -> Table:
     """Return the engines that could have been chosen, the cheapest first; `row` is the request in a written run."""
     chosen, predictor = row["engine"], row["predictor"]
     kind = f"{row['policy']} behind {row['router']}" + (f", predictor {predictor}" if predictor else "")
     title = f"Request {row['request']}"
-    notes = [f"Sent to engine {chosen}: {kind}, load {row['load']:.2f}, seed {row['seed']}.", _outcome(row)]
+    notes = [f"Sent to {chosen}: {kind}, load {row['load']:.2f}, seed {row['seed']}.", _outcome(row)]
     if not costs or not any(costs.values()):
         return Table(title, ("engine",), [(f"{chosen} chosen",)], [*notes, "This router compares no costs."])
     names = list(costs.get(chosen, {}))
@@ -80,7 +80,7 @@ def costs_table(row: Mapping[str, Any], costs: Mapping[int, Mapping[str, float]]
     if len(costs) == 1:
         notes.append("One engine could be chosen, or the router records the terms of its choice only.")
     rows = [
-        [f"{engine} chosen" if engine == chosen else f"{engine}", *(_figure(costs[engine][name]) for name in names)]
+        [f"{engine} chosen" if engine == chosen else engine, *(_figure(costs[engine][name]) for name in names)]
         + [_figure(totals[engine])] * (len(costs) > 1)
         for engine in sorted(costs, key=lambda engine: (totals[engine], engine))
     ]
@@ -89,9 +89,9 @@ def costs_table(row: Mapping[str, Any], costs: Mapping[int, Mapping[str, float]]
 
 def _outcome(row: Mapping[str, Any]) -> str:
     again = f", resubmitted {row['resubmissions']} times" if row["resubmissions"] else ""
-    if row["finish_s"] is None:
+    if row["finished_s"] is None:
         return f"It was refused{again}."
-    ttft_s, e2e_s = row["first_token_s"] - row["arrival_s"], row["finish_s"] - row["arrival_s"]
+    ttft_s, e2e_s = row["first_token_s"] - row["arrival_s"], row["finished_s"] - row["arrival_s"]
     return (
         f"{row['input_tokens']:,} prompt tokens, {row['cached_tokens']:,} of them cached; first token after "
         f"{ttft_s:.3f} s, {row['output_tokens']:,} tokens after {e2e_s:.3f} s{again}."

@@ -144,9 +144,9 @@ class LoadReport:
     def _columns(self) -> dict[str, Any]:
         served = self.served
         return {
-            "sent": np.array([sample.sent_s for sample in served]),
-            "first_token": np.array([sample.first_token_s for sample in served]),
-            "finish": np.array([sample.finished_s for sample in served]),
+            "arrival_s": np.array([sample.sent_s for sample in served]),
+            "first_token_s": np.array([sample.first_token_s for sample in served]),
+            "finished_s": np.array([sample.finished_s for sample in served]),
             "output_tokens": np.array([sample.output_tokens for sample in served], np.int64),
         }
 

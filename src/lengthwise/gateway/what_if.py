@@ -86,7 +86,7 @@ class Replay:
         service = np.median(rows["ended_s"] - rows["arrival_s"] - rows["queue_s"])
         fitted, outcome = self, self.run(running.policy, running.engines)
         for _ in range(_ROUNDS):
-            simulated = np.nanmedian(outcome.finish - outcome.started)
+            simulated = np.nanmedian(outcome.finished_s - outcome.started_s)
             scale = float(simulated / max(service, 1e-6))
             done = abs(scale / fitted.scale - 1.0) < _SAME
             fitted = replace(fitted, scale=scale)
@@ -123,7 +123,7 @@ def _compared(policy: str, engines: int, now: Outcome, other: Outcome) -> dict[s
 
 
 def _mean_and_p99(outcome: Outcome) -> tuple[float, float]:
-    e2e = outcome.finish - outcome.arrival
+    e2e = outcome.finished_s - outcome.arrival_s
     return float(np.nanmean(e2e)), float(np.nanpercentile(e2e, 99))
 
 

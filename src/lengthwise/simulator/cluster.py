@@ -175,7 +175,7 @@ def as_predictions(
     if predictor is None:
         predictor = default_predictor(workload) if used else "none"
     if isinstance(predictor, str):
-        finish_s = simulate(workload, fleet, "fcfs", predictor="none").finish if learns(predictor) else None
+        finish_s = simulate(workload, fleet, "fcfs", predictor="none").finished_s if learns(predictor) else None
         return predict_workload(workload, predictor, seed=seed, finish_s=finish_s, on_progress=on_progress)
     return _checked(predictor, RequestPredictions, "predictor", 'a name such as "fast", or RequestPredictions')
 
@@ -225,8 +225,8 @@ def measure_capacity(
 
 def _rate(outcome: Outcome, engine: int, slots: int) -> float:
     """Requests per second while the engine's backlog lasts; NaN where it is too short."""
-    here = (outcome.engine == engine) & ~np.isnan(outcome.finish)
+    here = (outcome.engine == engine) & ~np.isnan(outcome.finished_s)
     if here.sum() < 2 * slots:
         return math.nan
-    last_admission = float(outcome.started[here].max())
-    return int((outcome.finish[here] <= last_admission).sum()) / last_admission
+    last_admission = float(outcome.started_s[here].max())
+    return int((outcome.finished_s[here] <= last_admission).sum()) / last_admission

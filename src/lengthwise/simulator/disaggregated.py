@@ -221,15 +221,15 @@ class _DecodeRun(FleetRun):
         requests, workload = self._traffic.requests, self._traffic.workload
         self._transfers, self._sources = transfers, first.engine
         self._fits = [spec.can_hold(workload.input_tokens, workload.output_tokens) for spec in self._fleet.engines]
-        more = np.flatnonzero((workload.output_tokens > 1) & ~np.isnan(first.finish))
-        rows = more[np.argsort(first.finish[more], kind="stable")]
-        engines = self.serve(zip(rows.tolist(), first.finish[rows].tolist(), strict=True), report)
+        more = np.flatnonzero((workload.output_tokens > 1) & ~np.isnan(first.finished_s))
+        rows = more[np.argsort(first.finished_s[more], kind="stable")]
+        engines = self.serve(zip(rows.tolist(), first.finished_s[rows].tolist(), strict=True), report)
         report(1.0)
         decoded = self.chosen >= 0
         return replace(
             first,
             output_tokens=workload.output_tokens,
-            finish=np.where(decoded, requests["finish"], first.finish),
+            finished_s=np.where(decoded, requests["finish"], first.finished_s),
             preemptions=first.preemptions + requests["preemptions"],
             recomputed_tokens=first.recomputed_tokens + requests["recomputed"],
             engines=(*first.engines, *engines),

@@ -1,8 +1,7 @@
 """Latency metrics on plain arrays, the same for simulated and measured requests.
 
-TTFT = first token - sent. E2E = finish - sent. TPOT = (finish - first token) / (output tokens - 1), undefined
-for one token. Per-token latency = E2E / output tokens. Queueing = started - sent. All in seconds.
-A finish of NaN marks a refused request, which is in no mean.
+Latencies are those of `traffic.rows.latencies`; queueing = started - arrival. All in seconds. A request whose
+`finished_s` is NaN was refused and is in no mean. Where a client measures, the arrival is the time of sending.
 """
 
 from __future__ import annotations
@@ -16,25 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.traffic.rows import latencies
 
 Floats = NDArray[np.float64]
 
 TRUTH: Final = "oracle"
 """The predictor that knows the true lengths."""
-
-
-def latencies(
-    *, sent: Floats, first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]
-) -> dict[str, Floats]:
-    """Return the latencies of each request; NaN for refused ones, and TPOT for one token."""
-    e2e = finish - sent
-    gaps = np.where(output_tokens > 1, output_tokens - 1, np.nan)
-    return {
-        "ttft_s": first_token - sent,
-        "tpot_s": (finish - first_token) / gaps,
-        "e2e_s": e2e,
-        "per_token_s": e2e / output_tokens,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +71,12 @@ class LatencyProfile:
 
     @classmethod
     def of(
-        cls, *, sent: Floats, first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]
+        cls, *, arrival_s: Floats, first_token_s: Floats, finished_s: Floats, output_tokens: NDArray[np.int64]
     ) -> LatencyProfile:
         """Return the profile of the requests that were served."""
-        served = ~np.isnan(finish)
-        sent, first_token, finish, tokens = (each[served] for each in (sent, first_token, finish, output_tokens))
+        served = ~np.isnan(finished_s)
+        columns = (arrival_s, first_token_s, finished_s, output_tokens)
+        sent, first_token, finish, tokens = (each[served] for each in columns)
         if not len(sent):
             return cls((), (), (), (), ())
         e2e = finish - sent
@@ -163,19 +150,24 @@ class LatencyLimits:
 
 def summarise(
     *,
-    sent: Floats,
-    first_token: Floats,
-    finish: Floats,
+    arrival_s: Floats,
+    first_token_s: Floats,
+    finished_s: Floats,
     output_tokens: NDArray[np.int64],
-    started: Floats | None = None,
+    started_s: Floats | None = None,
     preemptions: int = 0,
     resubmissions: int = 0,
 ) -> Summary:
-    """Summarise served requests, simulated or measured; `started` is known only inside an engine."""
-    served = ~np.isnan(finish)
-    makespan = float(finish[served].max() - sent.min()) if served.any() else math.nan
+    """Summarise served requests, simulated or measured; `started_s` is known only inside an engine."""
+    served = ~np.isnan(finished_s)
+    makespan = float(finished_s[served].max() - arrival_s.min()) if served.any() else math.nan
     seconds = makespan if makespan > 0 else math.nan
-    times: dict[str, Any] = {"sent": sent, "first_token": first_token, "finish": finish, "output_tokens": output_tokens}
+    times: dict[str, Any] = {
+        "arrival_s": arrival_s,
+        "first_token_s": first_token_s,
+        "finished_s": finished_s,
+        "output_tokens": output_tokens,
+    }
     return Summary(
         requests=int(served.sum()),
         refused=int((~served).sum()),
@@ -185,7 +177,7 @@ def summarise(
         requests_per_s=float(served.sum()) / seconds,
         output_tokens_per_s=float(output_tokens[served].sum()) / seconds,
         **{name: Spread.of(values) for name, values in latencies(**times).items()},
-        queueing_s=Spread.of(np.full(len(sent), np.nan) if started is None else started - sent),
+        queueing_s=Spread.of(np.full(len(arrival_s), np.nan) if started_s is None else started_s - arrival_s),
         profile=LatencyProfile.of(**times),
     )
 

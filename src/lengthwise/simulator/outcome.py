@@ -13,8 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lengthwise.routers import Costs
-from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, latencies, summarise
+from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, summarise
 from lengthwise.simulator.traffic import Records
+from lengthwise.traffic.rows import latencies, row_schema
 from lengthwise.workloads import Workload
 
 TRACE_COLUMNS: Final = ("candidates", "terms", "costs")
@@ -94,7 +95,7 @@ class Handover:
     def columns(self) -> dict[str, pa.Array]:
         """Return the columns as they are written; null for a request without a transfer."""
         return {
-            "decode_engine": pa.array(self.engine, mask=self.engine < 0),
+            "decode_engine": _engine_names(self.engine),
             "sent_tokens": pa.array(self.sent_tokens),
             "kv_arrived_s": pa.array(self.arrived, from_pandas=True),
             "decode_started_s": pa.array(self.started, from_pandas=True),
@@ -131,14 +132,14 @@ class RoutingTrace:
         }
 
 
-def read_costs(row: Mapping[str, Any]) -> dict[int, dict[str, float]] | None:
-    """Return the costs compared for one request, from its row of a written run; None where nothing is known."""
+def read_costs(row: Mapping[str, Any]) -> dict[str, dict[str, float]] | None:
+    """Return the costs of each engine for one request, from its row of a written run; None where nothing is known."""
     if row["candidates"] is None:
         return None
     names = row["terms"].split(",") if row["terms"] else []
     costs = np.reshape(row["costs"], (len(row["candidates"]), len(names)))
     return {
-        int(engine): dict(zip(names, terms, strict=True))
+        engine_name(engine): dict(zip(names, terms, strict=True))
         for engine, terms in zip(row["candidates"], costs.tolist(), strict=True)
     }
 
@@ -148,10 +149,10 @@ class Outcome:
     """Columns of a drained simulation. Times in seconds of virtual time, NaN where a request was refused."""
 
     policy: str
-    arrival: NDArray[np.float64]
-    started: NDArray[np.float64]
-    first_token: NDArray[np.float64]
-    finish: NDArray[np.float64]
+    arrival_s: NDArray[np.float64]
+    started_s: NDArray[np.float64]
+    first_token_s: NDArray[np.float64]
+    finished_s: NDArray[np.float64]
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     cached_tokens: NDArray[np.int64]
@@ -187,10 +188,10 @@ class Outcome:
         """Take the columns from the engines' records."""
         return cls(
             policy=policy,
-            arrival=workload.arrival_s,
-            started=requests["started"].copy(),
-            first_token=requests["first_token"].copy(),
-            finish=requests["finish"].copy(),
+            arrival_s=workload.arrival_s,
+            started_s=requests["started"].copy(),
+            first_token_s=requests["first_token"].copy(),
+            finished_s=requests["finish"].copy(),
             input_tokens=workload.input_tokens,
             output_tokens=workload.output_tokens,
             cached_tokens=requests["initial_cached"].astype(np.int64),
@@ -203,7 +204,7 @@ class Outcome:
         )
 
     def __len__(self) -> int:
-        return len(self.arrival)
+        return len(self.arrival_s)
 
     @property
     def true_lengths(self) -> bool:
@@ -242,9 +243,9 @@ class Outcome:
     @property
     def _times(self) -> dict[str, NDArray[Any]]:
         return {
-            "sent": self.arrival,
-            "first_token": self.first_token,
-            "finish": self.finish,
+            "arrival_s": self.arrival_s,
+            "first_token_s": self.first_token_s,
+            "finished_s": self.finished_s,
             "output_tokens": self.output_tokens,
         }
 
@@ -262,17 +263,43 @@ class Outcome:
         """Latency, throughput and counts."""
         return summarise(
             **self._times,
-            started=self.started,
+            started_s=self.started_s,
             preemptions=int(self.preemptions.sum()),
             resubmissions=int(self.resubmissions.sum()),
         )
 
     def to_table(self) -> pa.Table:
-        """Return one row per request; columns in seconds end in _s and are null for refused requests."""
-        seconds = ("arrival", "started", "first_token", "finish")
-        columns = {"policy": pa.repeat(pa.scalar(self.policy), len(self)), "request": pa.array(np.arange(len(self)))}
-        tokens = ("input_tokens", "output_tokens", "cached_tokens")
-        for name in ("engine", *seconds, *tokens, "preemptions", "recomputed_tokens", "resubmissions"):
-            column = pa.array(getattr(self, name), from_pandas=True)  # NaN becomes null
-            columns[f"{name}_s" if name in seconds else name] = column
-        return pa.table(columns | ({} if self.handover is None else self.handover.columns()))
+        """Return one row per request, with fields of `RequestRow`; null for what a refused request does not have."""
+        columns: dict[str, Any] = {name: pa.array(getattr(self, name), from_pandas=True) for name in _COLUMNS}
+        columns["policy"] = pa.repeat(pa.scalar(self.policy), len(self))
+        columns["request"] = pa.array(np.arange(len(self)))
+        columns["engine"] = _engine_names(self.engine)
+        schema = row_schema(["policy", "request", "engine", *_COLUMNS])
+        table = pa.table(columns).select(schema.names).cast(schema)
+        for name, column in ({} if self.handover is None else self.handover.columns()).items():
+            table = table.append_column(name, column)
+        return table
+
+
+_COLUMNS: Final = (
+    "arrival_s",
+    "started_s",
+    "first_token_s",
+    "finished_s",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "preemptions",
+    "recomputed_tokens",
+    "resubmissions",
+)
+
+
+def engine_name(number: int) -> str:
+    """Return the name of an engine by its place in the fleet, as the gateway names one without a name."""
+    return f"engine-{number}"
+
+
+def _engine_names(numbers: NDArray[np.int64]) -> pa.Array:
+    names = pa.array([engine_name(number) for number in range(int(numbers.max(initial=-1)) + 1)], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, mask=numbers < 0), names).cast(pa.string())

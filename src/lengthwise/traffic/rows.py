@@ -11,10 +11,13 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
+Floats = NDArray[np.float64]
 
 PredictionSource = Literal["hint", "predictor", "history", "prior"]
 """Where the prediction of a request comes from."""
@@ -120,3 +123,21 @@ def row_dtype(fields: Iterable[str]) -> np.dtype[np.void]:
     The number of a text is its place in a list that the owner of the array keeps.
     """
     return np.dtype([(name, _NUMPY.get(_KINDS[name], "i2")) for name in fields])
+
+
+def latencies(
+    *, arrival_s: Floats, first_token_s: Floats, finished_s: Floats, output_tokens: NDArray[Any]
+) -> dict[str, Floats]:
+    """Return the latencies of each request in seconds; NaN for refused ones, and TPOT for one token.
+
+    TTFT = first token - arrival. E2E = finished - arrival. TPOT = (finished - first token) / (output tokens - 1).
+    Per-token latency = E2E / output tokens.
+    """
+    e2e = finished_s - arrival_s
+    gaps = np.where(output_tokens > 1, output_tokens - 1, np.nan)
+    return {
+        "ttft_s": first_token_s - arrival_s,
+        "tpot_s": (finished_s - first_token_s) / gaps,
+        "e2e_s": e2e,
+        "per_token_s": e2e / output_tokens,
+    }
