@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -399,3 +400,19 @@ async def test_a_template_is_named_by_header_or_metadata(http: aiohttp.ClientSes
         assert await metric(http, url, nodes) == 2
         await post(http, url, body("a", metadata="anything"))
         assert await metric(http, url, nodes) == 2
+
+
+async def test_a_predictor_of_another_package_learns_from_the_answers_and_its_state_is_kept(
+    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'src'}")  # of the predictor's process
+    engine = StandIn(lengths={"a": 3, "b": 13})
+    learner, memory = "tests.conformance.outside_predictor:LastLength", tmp_path / "memory.npz"
+    with (
+        served(engine.app()) as engine_url,
+        gateway(engine_url, predictor=learner, memory=str(memory)) as url,
+    ):
+        for name in ("a", "b"):
+            assert (await post(http, url, asking(name, name)))[0] == 200
+        await events(http, url, learned=1, unlearned=1)
+    assert memory.with_suffix(".predictor").read_text().splitlines() == [learner, '{"a": 3}']

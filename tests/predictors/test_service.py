@@ -685,6 +685,7 @@ class OtherGuess(Guess):
     quick = None
     cpu_s = 0.0
     given_up = False
+    learns = False
     closed = False
 
     def close(self) -> None:

@@ -359,3 +359,20 @@ def test_a_request_that_runs_at_once_is_predicted_by_the_quick_predictor(
     for name in ("first", "second", "waits"):
         scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
     service.close()
+
+
+def test_a_predictor_of_another_package_learns_from_the_answers_and_its_state_is_kept(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt_request: Callable[..., Any]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'src'}")  # of the predictor's process
+    monkeypatch.setenv("LENGTHWISE_MEMORY", str(tmp_path / "memory.npz"))
+    learner = "tests.conformance.outside_predictor:LastLength"
+    scheduler = make_scheduler(
+        LengthwiseScheduler, model, slots=1, policy="sjf", predictor=learner, tokenizer=model_folder()
+    )
+    scheduler.add_request(prompt_request("a", "about", 7))
+    wait_for_predictions(scheduler, 1)
+    drain(scheduler, {})
+    wait_until(lambda: scheduler.predictions.counts.learned == 1)
+    scheduler.shutdown()
+    assert (tmp_path / "memory.predictor").read_text().splitlines()[0] == learner

@@ -24,7 +24,7 @@ from lengthwise.traffic.rows import PredictionSource
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-_EVENTS: Final = ("asked", "answered", "quick", "late", "failed", "dropped", "hung", "observed")
+_EVENTS: Final = ("asked", "answered", "quick", "late", "failed", "dropped", "hung", "observed", "learned", "unlearned")
 
 
 class _State:
@@ -92,7 +92,9 @@ class _State:
         events = {event: getattr(counts, event) for event in _EVENTS}
         text = (
             "Predictions: asked = answered + failed + dropped + in progress; quick are those of `fast` in place of a "
-            "predictor that cannot keep up, or where nothing depends on it. Alert on failed, dropped and hung."
+            "predictor that cannot keep up, or where nothing depends on it. Lengths: observed by its calibration, "
+            "learned by a predictor of your own, unlearned where it raised. Alert on failed, dropped, hung and "
+            "unlearned."
         )
         yield _counter("lengthwise_predictor_events", text, "event", events)
         text = "CPU time of reading prompts and predicting."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -157,6 +157,28 @@ class LoadedPredictor(Protocol):
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
     ) -> Predictions:
         """Return one prediction for each input, in order."""
+
+
+@runtime_checkable
+class LearningPredictor(LengthPredictor, Protocol):
+    """A predictor that learns from the lengths of answers. A server calls these; predictions must not need them."""
+
+    def observe(self, request: PredictionInput, tokens: int, *, censored: bool = False) -> None:
+        """Observe the length of an answer; `censored` if it was cut off, so that the length is a lower bound."""
+
+    def state(self) -> bytes:
+        """Return what it has learned."""
+
+    def restore(self, state: bytes) -> None:
+        """Continue from what `state` returned."""
+
+
+class Observation(NamedTuple):
+    """The length of an answer, as a predictor observes it."""
+
+    request: PredictionInput
+    tokens: int
+    censored: bool
 
 
 def as_logt(predictions: Predictions) -> LogTPredictions:

@@ -11,11 +11,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Final
 
+from lengthwise.files import atomic_path
 from lengthwise.lengths import LengthDistribution, LogT
 from lengthwise.predictors.calibration import OnlineCalibrated
-from lengthwise.predictors.contract import LengthPredictor, PredictionInput
+from lengthwise.predictors.contract import LengthPredictor, Observation, PredictionInput
+from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
 
 Ticket = tuple[str, int]
 """A host's key of a request, and a number: a host may use a key again."""
@@ -41,6 +44,10 @@ class Counts:
     """Times the predictor was detected to hang."""
     observed: int = 0
     """Lengths that updated the predictor's calibration."""
+    learned: int = 0
+    """Lengths that the predictor itself observed, if it learns."""
+    unlearned: int = 0
+    """Lengths at which its `observe` raised, or whose process had ended."""
     cpu_s: float = 0.0
     age_s: float = 0.0
     """Sum over the answered of the seconds from request to prediction."""
@@ -67,6 +74,7 @@ _BATCH_S: Final = 0.1
 _PAUSE_S: Final = 50e-6  # long enough for a waiting thread to take over, which sleep(0) is not
 _GATHER_S: Final = 0.004  # after the last message: those that arrive meanwhile are one batch
 _JOIN_S: Final = 1.0
+_SAVE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +110,37 @@ class Reset:
     """The calibration starts anew."""
 
 
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """The file that a predictor that learns continues from and is saved to at the end: its name, then its state."""
+
+    path: Path
+    predictor: str
+
+    def read(self) -> bytes | None:
+        """Return the state; None without a file, or where it is that of another predictor."""
+        try:
+            name, _, state = self.path.read_bytes().partition(b"\n")
+        except FileNotFoundError:
+            return None
+        if name != self.predictor.encode():
+            _log.warning("%s is the state of another predictor, and is replaced at the end", self.path)
+            return None
+        return state
+
+    def write(self, state: bytes) -> None:
+        """Replace the state."""
+        with atomic_path(self.path) as new:
+            new.write_bytes(self.predictor.encode() + b"\n" + state)
+
+
 class Worker:
     """The thread that calls the predictor, in small batches. It survives every exception.
 
     Questions and ends arrive in one queue, predictions leave in another. The counters are written by the worker only
-    and may be read at any time.
+    and may be read at any time. `learner` is the process of the predictor: if that learns, it observes the length of
+    every answer that was predicted, once no question waits or a batch is full, so at most a batch of lengths waits for
+    it. Its state is restored from `state_file` at the start and saved there at the end.
     """
 
     def __init__(
@@ -115,8 +149,14 @@ class Worker:
         clock: Callable[[], float],
         limits: WaitLimits,
         quick: LengthPredictor | None = None,
+        learner: SubprocessPredictor | None = None,
+        state_file: StateFile | None = None,
     ) -> None:
         self._load = load
+        self._learner = learner
+        self._state_file = state_file
+        self._observations: list[Observation] = []
+        self._learning_logged = False
         self._clock = clock
         self._limits = limits
         self._predictor: OnlineCalibrated | None = None
@@ -173,11 +213,11 @@ class Worker:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread after its current batch; wait at most a second."""
+        """Stop the thread after its current batch; wait at most a second, longer to save what the predictor learned."""
         self._stopping = True
         if self._thread is not None:
             self._inbox.put(None)
-            self._thread.join(_JOIN_S)
+            self._thread.join(_JOIN_S if self._state_file is None or not self._learns else _SAVE_S)
 
     def work(self, *, wait: bool) -> None:
         """Process one batch of the queue."""
@@ -194,6 +234,8 @@ class Worker:
                 self._inquire(message)
             elif isinstance(message, Reset):
                 self._reset()
+        if len(self._observations) >= _MAX_BATCH or not self.waiting:
+            self._learn()
         self.busy_since = None
         spent = time.thread_time() - began_cpu
         self.counts.cpu_s += spent
@@ -205,11 +247,13 @@ class Worker:
         self.busy_since = self._clock()
         with contextlib.suppress(Exception):  # logged where it was raised; every question fails with it
             self._loaded()
+            self._restore()
         self._loaded_at = self._clock()  # questions that waited for it do not show that it cannot keep up
         self.busy_since = None
         while not self._stopping:
             self.work(wait=True)
             time.sleep(_PAUSE_S if self.waiting else _GATHER_S)
+        self._save()
 
     def _batch(self, *, wait: bool) -> list[Question | Ended | Inquiry | Reset | None]:
         cpu, real = _AT_ONCE_S / max(self._prompt_cpu_s, 1e-6), _BATCH_S / max(self._prompt_s, 1e-6)
@@ -279,12 +323,57 @@ class Worker:
         if predicted is None or ended.tokens is None:
             return
         request, predictor = predicted
+        if self._learns:
+            self._observations.append(Observation(request, ended.tokens, ended.censored))
         try:
             predictor.observe(request, ended.tokens, censored=ended.censored)
         except Exception as error:  # the prediction itself succeeded
             self._log_once("an answer's length could not be observed", error)
         else:
             self.counts.observed += 1
+
+    @property
+    def _learns(self) -> bool:
+        return self._learner is not None and self._learner.learns
+
+    def _learn(self) -> None:
+        """Let the predictor observe the lengths that wait for it."""
+        if self._learner is None or not self._observations:
+            return
+        observations, self._observations = self._observations, []
+        try:
+            errors = self._learner.observe_all(observations)
+        except Exception as error:  # its process ended
+            errors = [str(error)] * len(observations)
+        self.counts.learned += len(observations) - len(errors)
+        self.counts.unlearned += len(errors)
+        if errors and not self._learning_logged:
+            self._learning_logged = True
+            _log.warning("the predictor could not observe a length (%.300r); it goes on predicting", errors[0])
+
+    def _restore(self) -> None:
+        if self._learner is None or not self._learns or self._state_file is None:
+            return
+        try:
+            if (state := self._state_file.read()) is not None:
+                self._learner.restore(state)
+        except Exception as error:  # of the file or of the predictor, which starts afresh
+            _log.warning("the predictor's state in %s is not used (%.300r)", self._state_file.path, error)
+
+    def _save(self) -> None:
+        """Observe the lengths that have arrived, and save what the predictor has learned."""
+        if self._learner is None or not self._learns or self._state_file is None:
+            return
+        with contextlib.suppress(queue.Empty):
+            while True:
+                message = self._inbox.get_nowait()
+                if isinstance(message, Ended):
+                    self._observe(message)
+        self._learn()
+        try:
+            self._state_file.write(self._learner.state())
+        except Exception as error:  # of the file, or of the predictor
+            _log.warning("the predictor's state is not saved to %s (%.300r)", self._state_file.path, error)
 
     def _loaded(self) -> OnlineCalibrated:
         if self.unloadable is not None:
@@ -306,6 +395,12 @@ class Worker:
             self._predictor = OnlineCalibrated(self._predictor.predictor)
         if self._quick is not None:
             self._quick = OnlineCalibrated(self._quick.predictor)
+        self._observations.clear()
+        if self._learner is not None and self._learns:
+            try:
+                self._learner.reset()
+            except Exception as error:  # its process ended, and what it learned with it
+                self._log_once("the predictor could not be reset", error)
 
     def _fail(self, question: Question, what: str, error: Exception) -> None:
         self._outbox.append((question.ticket, None, None))

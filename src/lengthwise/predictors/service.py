@@ -27,7 +27,17 @@ from lengthwise.files import atomic_path
 from lengthwise.lengths import LengthDistribution, LogT
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput, answer_cap
 from lengthwise.predictors.history import History
-from lengthwise.predictors.prediction_worker import Counts, Ended, Inquiry, Question, Reset, Ticket, WaitLimits, Worker
+from lengthwise.predictors.prediction_worker import (
+    Counts,
+    Ended,
+    Inquiry,
+    Question,
+    Reset,
+    StateFile,
+    Ticket,
+    WaitLimits,
+    Worker,
+)
 from lengthwise.predictors.prefix_memory import PrefixMemory
 from lengthwise.predictors.resolve import (
     packaged_predictors,
@@ -86,7 +96,7 @@ class PredictionService:
     `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that arrives at once. A predictor
     that has not returned for `patience_s` hangs, and gets no questions until it returns. `process` is the subprocess
     that it runs in, if any: its CPU time is counted, and it ends with the service. The state of `memory` is written to
-    `memory_file` at the end.
+    `memory_file` at the end, that of a predictor that learns (`learns` False: it is not taught) beside it.
 
     Where requests arrive faster than the predictor answers, predictions would come after their requests have left the
     queue. A question that has waited for `keep_up_s` is therefore answered by `quick`, another predictor. It
@@ -107,6 +117,7 @@ class PredictionService:
         predictor: str = "",
         quick: LengthPredictor | None = None,
         keep_up_s: float = 0.5,
+        learns: bool = True,
     ) -> None:
         self.predictor = predictor
         """The name of the predictor, for logs."""
@@ -124,7 +135,8 @@ class PredictionService:
         self._counts = Counts()
         self._process = process
         self._limits = WaitLimits(deadline_s, keep_up_s)
-        self._worker = None if load is None else Worker(load, clock, self._limits, quick)
+        taught, kept = (process, self._state_file(predictor)) if learns else (None, None)
+        self._worker = None if load is None else Worker(load, clock, self._limits, quick, taught, kept)
         self._replaced: list[tuple[Worker, SubprocessPredictor | None]] = []
         self._samples, self._sampled_at = _MAX_SAMPLES, clock()
 
@@ -160,7 +172,8 @@ class PredictionService:
         if self._worker is not None:
             self._replaced.append((self._worker, self._process))
         self.predictor, self._process = predictor, process
-        self._worker = Worker(lambda: process, self._clock, self._limits, process.quick)
+        kept = self._state_file(predictor)
+        self._worker = Worker(lambda: process, self._clock, self._limits, process.quick, process, kept)
         self._worker.start()
         self._hangs = False
         self._end_replaced()
@@ -317,6 +330,10 @@ class PredictionService:
             _stop(worker, process)
         self._save_memory()
 
+    def _state_file(self, predictor: str) -> StateFile | None:
+        """Return where a predictor that learns is saved: beside prefix memory."""
+        return None if self._memory_file is None else StateFile(self._memory_file.with_suffix(".predictor"), predictor)
+
     def _end_replaced(self) -> None:
         """End the predictors that were replaced and have answered their questions."""
         for worker, process in [each for each in self._replaced if not each[0].open_questions]:
@@ -415,6 +432,7 @@ def prediction_service(
         memory_file=file,
         predictor=predictor_label(name),
         quick=None if process.quick is None else wrapped(process.quick),
+        learns=seen_as is None,
     )
 
 
@@ -443,5 +461,15 @@ def known_predictor(name: str) -> str:
             hint="a server has prefix memory unless it is off: give the predictor alone, or none",
         )
     if spec.kind != "ask":  # its server may start later
-        resolve_predictor(spec)
+        found = resolve_predictor(spec)
+        if spec.kind == "plugin":
+            _check_learner(name, found)
     return str(Path(name).resolve()) if spec.kind == "model" else name
+
+
+def _check_learner(name: str, predictor: LengthPredictor) -> None:
+    """Raise InputError for a predictor with a part of what one that learns has."""
+    parts = ("observe", "state", "restore")
+    missing = [part for part in parts if not callable(getattr(predictor, part, None))]
+    if 0 < len(missing) < len(parts):
+        raise InputError(f"{name} has no {' and no '.join(missing)}", hint=f"one that learns has {', '.join(parts)}")

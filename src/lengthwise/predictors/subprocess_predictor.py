@@ -3,7 +3,7 @@
 Python runs one thread at a time: a predictor in a thread of the engine or the gateway would delay its steps. Here the
 host's worker thread only writes inputs to a pipe and reads predictions from another. The process ends with the pipe,
 however the host ends. A process that dies is started again, at most three times in all; open questions fail, and
-history is used.
+history is used. What a predictor that learns was restored from is restored again; what it has learned since is lost.
 `python -m lengthwise.predictors.subprocess_predictor NAME [QUICK]` is that process; QUICK is a second predictor.
 """
 
@@ -20,7 +20,13 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, Final, cast
 
-from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Predictions
+from lengthwise.predictors.contract import (
+    LearningPredictor,
+    LengthPredictor,
+    Observation,
+    PredictionInput,
+    Predictions,
+)
 from lengthwise.predictors.resolve import resolve_predictor
 
 _STARTS: Final = 3
@@ -52,6 +58,9 @@ class SubprocessPredictor:
         """CPU time of its predictions so far."""
         self.given_up = False
         """Whether the process died so often that it is not started again."""
+        self.learns = False
+        """Whether the predictor is a LearningPredictor; known once it is loaded."""
+        self._restored: bytes | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._closed = threading.Event()
@@ -81,13 +90,31 @@ class SubprocessPredictor:
 
     def ask(self, number: int, inputs: Sequence[PredictionInput]) -> Predictions:
         """Return the predictions of one of the two predictors: 0, or 1 for the quick one."""
-        return cast("Predictions", self._exchange(self._started(), (number, list(inputs))))
+        return cast("Predictions", self._call("predict", (number, list(inputs))))
+
+    def observe_all(self, observations: Sequence[Observation]) -> list[str]:
+        """Let the predictor observe lengths; return the errors that it raised."""
+        return cast("list[str]", self._call("observe_all", list(observations)))
+
+    def state(self) -> bytes:
+        """Return what the predictor has learned."""
+        return cast("bytes", self._call("state", None))
+
+    def restore(self, state: bytes) -> None:
+        """Let the predictor continue from a state, now and after each restart of the process."""
+        self._call("restore", state)
+        self._restored = state
+
+    def reset(self) -> None:
+        """Let the predictor forget what it has learned: it is made again."""
+        self._restored = None
+        self._call("reset", None)
 
     def close(self) -> None:
         """End the process at once."""
         self._closed.set()
         if self._process is not None:
-            _end(self._process)  # it has no state to lose; a waiting thread reads the end of the pipe
+            _end(self._process)  # a waiting thread reads the end of the pipe
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -102,15 +129,20 @@ class SubprocessPredictor:
             )
             if self._closed.is_set():  # closed in the meantime
                 self._process.kill()
-            self._exchange(self._process, None)
+            self.learns = bool(self._exchange(self._process, None))
+            if self._restored is not None:
+                self._exchange(self._process, ("restore", self._restored))
         return self._process
 
-    def _exchange(self, process: subprocess.Popen[bytes], inputs: tuple[int, list[PredictionInput]] | None) -> object:
-        """Send inputs and return the reply. None is not sent; its reply arrives when the predictors are loaded."""
+    def _call(self, method: str, argument: object) -> object:
+        return self._exchange(self._started(), (method, argument))
+
+    def _exchange(self, process: subprocess.Popen[bytes], call: tuple[str, object] | None) -> object:
+        """Send a call and return its reply. None is not sent; its reply arrives when the predictors are loaded."""
         reader, writer = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stdin)
         try:
-            if inputs is not None:
-                pickle.dump(inputs, writer, pickle.HIGHEST_PROTOCOL)
+            if call is not None:
+                pickle.dump(call, writer, pickle.HIGHEST_PROTOCOL)
                 writer.flush()
             answer, error_text, cpu_s = pickle.load(reader)  # noqa: S301  (written by our own process)
         except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:  # ValueError: closed in the meantime
@@ -118,7 +150,7 @@ class SubprocessPredictor:
             raise _EndedError("the predictor's process ended") from error
         self.cpu_s += cpu_s
         if error_text is not None:
-            if inputs is None:
+            if call is None:
                 self._forget(process)
             raise SubprocessError(error_text)
         return answer
@@ -157,8 +189,50 @@ def _use_last_cores() -> None:
             os.sched_setaffinity(0, cores[-(len(cores) // 4) :])
 
 
+class _Served:
+    """The predictors of a process, and what its host may call."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._predictors = [resolve_predictor(name) for name in names]
+
+    @property
+    def learns(self) -> bool:
+        return isinstance(self._predictors[0], LearningPredictor)
+
+    @property
+    def _learner(self) -> LearningPredictor:
+        return cast("LearningPredictor", self._predictors[0])
+
+    def predict(self, asked: tuple[int, list[PredictionInput]]) -> Predictions:
+        number, inputs = asked
+        return self._predictors[number].predict(inputs)
+
+    def observe_all(self, observations: list[Observation]) -> list[str]:
+        errors = []
+        for request, tokens, censored in observations:
+            try:
+                self._learner.observe(request, tokens, censored=censored)
+            except Exception as error:  # the others are still observed
+                errors.append(_text_of(error))
+        return errors
+
+    def state(self, _: None) -> bytes:
+        return bytes(self._learner.state())
+
+    def restore(self, state: bytes) -> None:
+        self._learner.restore(state)
+
+    def reset(self, _: None) -> None:
+        self._predictors[0] = resolve_predictor(self._names[0])
+
+
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def _serve(names: Sequence[str]) -> None:
-    """Load the predictors, then reply on stdout to inputs from stdin until stdin ends."""
+    """Load the predictors, then reply on stdout to calls from stdin until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, which ends this by its pipe
     _use_last_cores()
     reader, writer = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -170,19 +244,19 @@ def _serve(names: Sequence[str]) -> None:
 
     with contextlib.suppress(EOFError, BrokenPipeError):  # the host has ended
         try:
-            predictors = [resolve_predictor(name) for name in names]
+            served = _Served(names)
         except Exception as error:  # sent to the host, which raises it
-            reply(None, f"{type(error).__name__}: {error}", 0.0)
+            reply(None, _text_of(error), 0.0)
             return
-        reply(None, None, 0.0)
+        reply(served.learns, None, 0.0)
         while True:
-            number, inputs = cast("tuple[int, Any]", pickle.load(reader))  # noqa: S301  (written by the host that started this)
+            method, argument = cast("tuple[str, Any]", pickle.load(reader))  # noqa: S301  (written by the host that started this)
             began = time.process_time()
             answer, error_text = None, None
             try:
-                answer = predictors[number].predict(inputs)
+                answer = getattr(served, method)(argument)
             except Exception as error:  # sent to the host, which raises it
-                error_text = f"{type(error).__name__}: {error}"
+                error_text = _text_of(error)
             reply(answer, error_text, time.process_time() - began)
 
 
