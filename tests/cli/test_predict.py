@@ -32,11 +32,11 @@ def test_predict_prints_mean_p99_and_an_interval() -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_explain_adds_consistent_classes_and_tie() -> None:
-    result = runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--explain"])
+def test_details_have_consistent_classes_and_tie() -> None:
+    result = runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--details"])
     assert all(part in result.stdout for part in ("P99 class", "TIE by beta", "std of repeated answers"))
     assert max(map(len, result.stdout.splitlines())) <= 80
-    found = json.loads(runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--json", "--explain"]).stdout)
+    found = json.loads(runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--json", "--details"]).stdout)
     levels = list(found["quantiles"].values())
     assert levels == sorted(levels)
     assert found["tie"]["0.1"] < found["tie"]["0.5"]
@@ -45,11 +45,16 @@ def test_explain_adds_consistent_classes_and_tie() -> None:
 
 
 def test_the_command_and_castillos_function_agree() -> None:
-    found = json.loads(runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--json", "--explain"]).stdout)
+    found = json.loads(runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--json", "--details"]).stdout)
     called = predict_response_length(PROMPT, "llama-3.2-3B")
     assert (found["mean"], found["std"]) == pytest.approx((called["predicted_mean"], called["predicted_std"]))
     classes = predict_response_length(PROMPT, "llama-3.2-3B", "classification")
     assert found["predicted_p99_class"] == classes["predicted_p99_class"]
+
+
+def test_the_old_name_of_the_details_names_the_new_one() -> None:
+    with pytest.raises(InputError, match="--details"):
+        runner.invoke(app, [PROMPT, "--explain"], catch_exceptions=False)
 
 
 def test_a_dash_reads_standard_input() -> None:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lengthwise.errors import InputError
 from lengthwise.lengths import BaseDistribution
 from lengthwise.llm_names import UNKNOWN
 from lengthwise.predictors.castillo_api import BIN_WIDTH, P99, p99_class, repeated_answers
@@ -20,6 +21,11 @@ from lengthwise.predictors.resolve import best_packaged, resolve_predictor
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BETAS = (0.1, 0.2, 0.3, 0.4, 0.5)
 _WIDTH = 56
+
+
+def _refuse(given: bool) -> None:
+    if given:
+        raise InputError("is gone", source="--explain", hint="give --details")
 
 
 def predict(
@@ -35,11 +41,12 @@ def predict(
         typer.Option(help="A packaged predictor, a model file or a dotted path [default: the best packaged one]."),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="The limit of the answer in tokens.", min=1)] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Also show quantiles, the P99 class and the scores of the policy TIE.")
+    details: Annotated[
+        bool, typer.Option("--details", help="Also show quantiles, the P99 class and the scores of the policy TIE.")
     ] = False,
-    bin_width: Annotated[int, typer.Option(help="With --explain: width of a P99 class in tokens.", min=1)] = BIN_WIDTH,
+    bin_width: Annotated[int, typer.Option(help="With --details: width of a P99 class in tokens.", min=1)] = BIN_WIDTH,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    _explain: Annotated[bool, typer.Option("--explain", hidden=True, callback=_refuse)] = False,
 ) -> None:
     """Predict the length of an LLM's answer to a prompt, as a distribution.
 
@@ -55,7 +62,7 @@ def predict(
         typer.echo(f"predicted for an unknown LLM; --llm is more accurate with one of {', '.join(known)}", err=True)
     predictions = model.predict([PredictionInput(prompt, llm or UNKNOWN, max_tokens=max_tokens)])
     found = _facts(predictions)
-    more = _explained(predictions, bin_width) if explain else {}
+    more = _details(predictions, bin_width) if details else {}
     if as_json:
         typer.echo(json.dumps({"llm": llm, "predictor": name, **found, **more}, indent=2))
         return
@@ -74,7 +81,7 @@ def _facts(predictions: Predictions) -> dict[str, Any]:
     }
 
 
-def _explained(predictions: Predictions, bin_width: int) -> dict[str, Any]:
+def _details(predictions: Predictions, bin_width: int) -> dict[str, Any]:
     prediction = predictions[0]
     found = {
         "std": repeated_answers(predictions)[1],
