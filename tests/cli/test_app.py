@@ -97,7 +97,7 @@ def options(command: Any) -> set[str]:
 
 def test_every_option_that_an_error_names_exists() -> None:
     known = {name: options(_load(name)) for name in COMMANDS}
-    of_any = set().union(*known.values(), ["--no-deps", "--measure"])  # of pip, and of the studies
+    of_any = set().union(*known.values(), ["--no-deps", "--measure", "--plot"])  # of pip, and of the studies
     package = Path(lengthwise.__file__).parent
     named = 0
     for path in package.rglob("*.py"):
