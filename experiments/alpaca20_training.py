@@ -257,13 +257,14 @@ def train_ours(
     """Train the package's network with `config`; return as `train_as_authors` does."""
     import torch
 
+    from experiments.heads import Bins
     from lengthwise.training.encoder.network import LengthNetwork
     from lengthwise.training.encoder.trainer import Trainer, TrainingTask
 
     pack = _pack(prompts, found, mask_id)
     torch.manual_seed(seed)
-    network = LengthNetwork(copy.deepcopy(backbone), config, pack.features, len(found.edges) - 1)
-    task = TrainingTask(pack, found.train, found.validation, edges=found.edges)
+    network = LengthNetwork(copy.deepcopy(backbone), config, pack.features, Bins(found.edges))
+    task = TrainingTask(pack, found.train, found.validation)
     trainer = Trainer(network, task, config, seed, device)
     curves = trainer.run()
     outputs, _ = trainer.predict(found.test)

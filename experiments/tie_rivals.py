@@ -274,6 +274,7 @@ def _needs(grid: RivalsGrid) -> str | None:
 
 def write_rows(outputs: Path, to: Path) -> int:
     """Write the outputs of `scripts/gpu_train.py train` as rows, one for each prompt and training seed."""
+    from experiments.heads import HEADS
     from lengthwise.training.data import PromptTable, load_samples
     from lengthwise.training.encoder.config import read_config
 
@@ -290,14 +291,14 @@ def write_rows(outputs: Path, to: Path) -> int:
         networks = {rival: arrays.get(f"{rival}_{seed}") for rival in KINDS}
         if any(each is None for each in networks.values()):  # not all were trained in the time
             continue
-        values = {rival: mu_and_sigma(np.asarray(each), KINDS[rival]) for rival, each in networks.items()}
+        place = {rival: HEADS[KINDS[rival]].places_and_spreads(np.asarray(networks[rival]))[0] for rival in KINDS}
         rows = about.filter(pa.array(has))
         columns: dict[str, object] = {
             "seed": np.full(len(rows), int(seed), np.int8),
             "llm": [table.llms[llm]] * len(rows),
         }
         columns |= {name: rows[name] for name in rows.column_names}
-        predicted = (values["ssjf"][0], values["ltr"][0], *values["tie"])
+        predicted = (place["ssjf"], place["ltr"], *mu_and_sigma(np.asarray(networks["tie"])))
         columns |= {name: each[has, llm].astype(np.float32) for name, each in zip(COLUMNS, predicted, strict=True)}
         parts.append(pa.table(columns))
     joined = pa.concat_tables(parts)

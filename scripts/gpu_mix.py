@@ -286,7 +286,7 @@ class Continued(Trainer):
         vectors = self.network.encode(batch.ids, batch.mask, batch.log_size)
         outputs, hidden = self.network.all_llms(vectors[:mine], self.config.identity.drop)
         targets = self.tensors.batch(prompts[:mine]).targets
-        each = losses.label_loss(outputs[:, :-1], targets, self.config, None)
+        each = losses.LOG_T.loss(outputs[:, :-1], targets, self.config.loss)
         total = (each * targets.weight).sum() / targets.weight.sum().clamp(min=1.0)
         distance, known = losses.soft_loss(outputs, self.soft[self._tensor(prompts[:mine])])
         known = known & ~hidden

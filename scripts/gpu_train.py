@@ -5,7 +5,8 @@
     distil  there: an ensemble over folds, then students trained on it; the weights of the best are written
     join    here: the weights as one file, for `lengthwise train --weights`
 
-A variant is name:key=value,...; `without=NAME` trains without an LLM, `llm=NAME` on one alone. `train` and `distil`
+A variant is name:key=value,...; `without=NAME` trains without an LLM, `llm=NAME` on one alone,
+`head=NAME` with a head of `experiments/heads.py`. `train` and `distil`
 need torch, transformers and SciPy, not the other dependencies of the package: its modules are imported without its
 `__init__` files. docs/guides/training.md says how to run it.
 """
@@ -36,7 +37,7 @@ SHORT = {
     "drop": "identity.drop", "pooling": "pooling", "layers": "layers",
 }  # fmt: skip
 PACKAGES = ("lengthwise", "lengthwise.predictors", "lengthwise.training", "lengthwise.training.encoder")
-JOB_KEYS = ("seed", "fold", "smollm2", "extra", "without", "llm")
+JOB_KEYS = ("seed", "fold", "smollm2", "extra", "without", "llm", "head")
 
 
 def bare_package() -> None:
@@ -70,8 +71,7 @@ def pack(arguments: argparse.Namespace) -> None:
     loaded = load_backbone(config.backbone, config.max_tokens)
     samples = load_samples(config.data)
     # Students learn from pieces and noise; diverse prompts need none.
-    alone = config.head.kind == "bins" or config.data.diverse
-    unlabelled = [] if alone else unlabelled_prompts(samples, config.data)
+    unlabelled = [] if config.data.diverse else unlabelled_prompts(samples, config.data)
     packed = make_pack(samples, config.data, loaded.text, unlabelled)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     packed.write(arguments.folder / "pack.npz")
@@ -127,9 +127,11 @@ def settings_tree(folder: Path, settings: dict[str, Any], own: Iterable[str] = (
 def work(arguments: argparse.Namespace) -> None:
     """Train one variant in this process and write its outputs for every prompt."""
     bare_package()
+    sys.path.insert(0, str(ROOT))
     import numpy as np
     import torch
 
+    from experiments.heads import HEADS
     from lengthwise.training.encoder.ensemble import scores_of
     from lengthwise.training.encoder.network import LengthNetwork
     from lengthwise.training.encoder.pack import Pack
@@ -150,7 +152,8 @@ def work(arguments: argparse.Namespace) -> None:
     device = prepare_torch(seed)
     backbone = load_packed_backbone(folder)
     backbone.keep_layers(config.layers)
-    network = LengthNetwork(backbone, config, data.features)
+    head = HEADS[settings.get("head", "logt")]
+    network = LengthNetwork(backbone, config, data.features, head)
     task, everything = make_task(arguments, settings, data)
     left = arguments.until - time.time()
     trainer = Trainer(network, task, config, seed, device, deadline=time.monotonic() + left)
@@ -162,7 +165,7 @@ def work(arguments: argparse.Namespace) -> None:
     state = {k: v.detach().half().cpu() for k, v in network.state_dict().items()}
     torch.save(state, WORK / f"{name}.pt")
     finished = {"name": name, "settings": settings, "curves": curves}
-    finished["scores"] = scores_of(outputs, data, kind=config.head.kind)
+    finished["scores"] = scores_of(outputs, data, head)
     (WORK / f"{name}.json").write_text(json.dumps(finished))
 
 

@@ -114,7 +114,7 @@ def test_both_trainings_learn_from_a_file_and_resume(tmp_path: Path, monkeypatch
     torch.set_num_threads(1)
     monkeypatch.setattr(
         "lengthwise.training.encoder.config.read_config",
-        lambda _: tiny.config(tmp_path, head={"kind": "bins"}, identity={"features": False}, optimiser={"epochs": 4}),
+        lambda _: tiny.config(tmp_path, identity={"features": False}, optimiser={"epochs": 4}),
     )
     backbone = tiny.write_backbone(tmp_path / "bert", "bert")
     cleaned = str(write_alpaca(tmp_path / "cleaned.json"))

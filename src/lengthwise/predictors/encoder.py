@@ -18,13 +18,12 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
 from tokenizers import Tokenizer
 
 from lengthwise.errors import InputError
 from lengthwise.llm_names import UNKNOWN, identify, resolve_llm
 from lengthwise.predictors.calibration import Calibration
-from lengthwise.predictors.contract import HistogramPredictions, LogTPredictions, PredictionInput, as_inputs
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_inputs
 from lengthwise.predictors.model_file import ModelFile
 
 Array = NDArray[Any]
@@ -39,26 +38,10 @@ def log_sigma(raw: Array) -> Array:
         return np.asarray(MIN_LOG_SIGMA + np.logaddexp(0.0, raw - MIN_LOG_SIGMA))
 
 
-def places_and_spreads(outputs: Array, kind: str, edges: Array | None = None) -> tuple[Array, Array | None]:
-    """Return the ranking value (a log length, or a score) and, for a log-t head, sigma."""
+def mu_and_sigma(outputs: Array) -> tuple[Array, Array]:
+    """Return mu and sigma of the network's outputs (..., 4): mu, raw log sigma, log mean, log std."""
     values = outputs.astype(np.float64)
-    if kind == "logt":
-        return values[..., 0], np.exp(log_sigma(values[..., 1]))
-    if kind == "bins" and edges is not None:
-        middles = (edges[:-1] + edges[1:]) / 2
-        return np.log(np.maximum(softmax(values, axis=-1) @ middles, 1.0)), None
-    return values[..., 0], None
-
-
-def mu_and_sigma(outputs: Array, kind: str, knots: Array | None = None) -> tuple[Array, Array]:
-    """Return mu and sigma; `knots` map a rank head's scores to log lengths.
-
-    A head without a spread has sigma 1, which calibration then corrects.
-    """
-    place, spread = places_and_spreads(outputs, kind)
-    if knots is not None:
-        place = np.interp(place, knots[0], knots[1])
-    return place, np.ones(place.shape) if spread is None else spread
+    return values[..., 0], np.exp(log_sigma(values[..., 1]))
 
 
 def log_size(tokens: Array) -> Array:
@@ -150,11 +133,7 @@ class EncoderPredictor:
     session: Any
     text: TextEncoder
     llms: tuple[str, ...]
-    head: str
     calibration: Calibration
-    edges: NDArray[np.float64] | None = None
-    knots: NDArray[np.float64] | None = None
-    """From a rank head's scores to log lengths."""
     card: Mapping[str, Any] = field(default_factory=dict)
     _rows: dict[str, int] = field(default_factory=dict)
 
@@ -165,39 +144,36 @@ class EncoderPredictor:
     def load(cls, file: ModelFile, source: str | Path = "model file") -> EncoderPredictor:
         """Read the parts of a model file of kind "encoder"; InputError if one is invalid."""
         try:
-            return cls._load(file)
+            return cls._load(file, source)
         except InputError:
             raise
         except Exception as error:  # ONNX Runtime and tokenizers raise bare exceptions of their own
             raise InputError("a part is invalid", source=source, hint="get the file again") from error
 
     @classmethod
-    def _load(cls, file: ModelFile) -> EncoderPredictor:
+    def _load(cls, file: ModelFile, source: str | Path) -> EncoderPredictor:
         settings = json.loads(file.part("encoder.json"))
-        edges, knots = settings.get("edges"), settings.get("knots")
+        if settings.get("head", "logt") != "logt":  # of a version that served classifiers and rankers too
+            hint = "train it again: the network predicts a log-t"
+            raise InputError(f"has a head of kind '{settings['head']}'", source=source, hint=hint)
         return cls(
             session=_session(file.part("model.onnx")),
             text=TextEncoder.of(file.part("tokenizer.json"), int(settings["max_tokens"])),
             llms=tuple(settings["llms"]),
-            head=str(settings["head"]),
             calibration=Calibration.from_json(json.loads(file.part("calibration.json"))),
-            edges=None if edges is None else np.array(edges, np.float64),
-            knots=None if knots is None else np.array(knots, np.float64),
             card=file.card,
         )
 
     def predict(
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
-    ) -> LogTPredictions | HistogramPredictions:
+    ) -> LogTPredictions:
         """Return one prediction for each input, in order; bare prompts need as many LLM names."""
         asked = as_inputs(inputs, llms)
         rows = np.array([self.row(each.llm) for each in asked], np.int64)
         caps = np.array([each.cap for each in asked], np.int64)
         raw = self._pairs([each.text for each in asked], rows, [each.llm for each in asked])
-        if self.edges is not None:
-            return HistogramPredictions.of(self.edges, softmax(raw, axis=-1), caps)
-        mean, std = _statistics(raw, self.head)
-        mu, sigma = mu_and_sigma(raw, self.head, self.knots)
+        mean, std = _statistics(raw)
+        mu, sigma = mu_and_sigma(raw)
         predictions = LogTPredictions.of(mu, sigma, caps, sample_mean=mean, sample_std=std)
         names = [*self.llms, UNKNOWN]
         return self.calibration.apply(predictions, [names[row] for row in rows])
@@ -229,8 +205,7 @@ class EncoderPredictor:
         asked: dict[str, list[int]] = {}
         for number, text in enumerate(texts):
             asked.setdefault(text, []).append(number)
-        width = len(self.edges) - 1 if self.edges is not None else self.session.get_outputs()[0].shape[1]
-        raw = np.zeros((len(texts), width), np.float32)
+        raw = np.zeros((len(texts), self.session.get_outputs()[0].shape[1]), np.float32)
         for text, numbers in asked.items():
             raw[numbers] = self._run(*self.text.encode(text), rows[numbers], [llms[number] for number in numbers])
         return raw
@@ -267,9 +242,7 @@ def _session(model: bytes) -> Any:  # ONNX Runtime has no types
     )
 
 
-def _statistics(raw: NDArray[np.float32], head: str) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
-    """Return sampling mean and std, if the head predicts them."""
-    if head == "rank":
-        return None, None
+def _statistics(raw: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return sampling mean and std."""
     log_mean, log_std = raw[:, -2].astype(np.float64), raw[:, -1].astype(np.float64)
     return np.exp(np.clip(log_mean, 0.0, 12.0)), np.expm1(np.clip(log_std, 0.0, 12.0))

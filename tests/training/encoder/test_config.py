@@ -40,4 +40,4 @@ def test_an_invalid_setting_is_named(text: str, message: str, tmp_path: Path) ->
 
 
 def test_an_empty_config_has_the_defaults() -> None:
-    assert parse_config({}).head.kind == "logt"
+    assert parse_config({}).head.hidden == 256

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.heads import Rank
 from lengthwise.training.encoder.ensemble import Member, scores_of, soft_targets
 from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, Pack
 from lengthwise.training.encoder.trainer import fitted_variance
@@ -48,7 +49,7 @@ def test_a_head_without_a_spread_has_no_calibration_scores() -> None:
     found = pack(0.3)
     mean = found.lengths.astype(np.float64).mean(axis=2)
     score = np.concatenate([mean, mean[:, :1]], axis=1)[..., None]
-    ranked = scores_of(score / 100, found, kind="rank")["held_out"]
+    ranked = scores_of(score / 100, found, Rank())["held_out"]
     assert ranked.keys() == {"tau", "mae"}
     assert ranked["tau"] == 1.0
     logt = outputs(0.0)

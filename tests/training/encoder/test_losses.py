@@ -49,31 +49,15 @@ def test_missing_samples_are_ignored() -> None:
     torch.testing.assert_close(*both)
 
 
-@pytest.mark.parametrize("kind", ["rank", "logt"])
-def test_the_pairwise_loss_is_lower_for_the_right_order(kind: str) -> None:
-    config = parse_config(
-        {"head": {"kind": kind}, "loss": {"nll": 0, "log_mean": 0, "mean": 0, "log_std": 0, "pairwise": 1}}
-    )
+def test_the_pairwise_loss_is_lower_for_the_right_order() -> None:
+    config = parse_config({"loss": {"nll": 0, "log_mean": 0, "mean": 0, "log_std": 0, "pairwise": 1}})
     true = targets([[100.0, 110.0], [500.0, 520.0], [40.0, 45.0]])
 
     def cost(places: list[float]) -> float:
-        outputs = torch.tensor(places)[:, None, None].expand(-1, -1, 4 if kind == "logt" else 1)
-        return float(losses.label_loss(outputs, true, config, None).sum())
+        outputs = torch.tensor(places)[:, None, None].expand(-1, -1, 4)
+        return float(losses.LOG_T.loss(outputs, true, config.loss).sum())
 
     assert cost([1.0, 2.0, 0.0]) < cost([0.0, 1.0, 2.0]) < cost([1.0, 0.0, 2.0])
-
-
-def test_the_target_of_a_classifier_is_the_bin_of_the_mean() -> None:
-    config = parse_config({"head": {"kind": "bins"}})
-    edges = torch.tensor([0.0, 100.0, 200.0, 300.0])
-    true = targets([[110.0, 120.0, 130.0, 250.0]])
-
-    def cost(place: int) -> float:
-        logits = torch.zeros(1, 1, 3)
-        logits[..., place] = 3.0
-        return float(losses.label_loss(logits, true, config, edges).sum())
-
-    assert min(range(3), key=cost) == 1
 
 
 def test_the_soft_loss_is_zero_if_the_student_equals_the_teacher() -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lengthwise.training.encoder.package import calibrate, rank_knots
-from tests.training.encoder.test_ensemble import P, outputs, pack
+from lengthwise.training.encoder.package import calibrate
+from tests.training.encoder.test_ensemble import P, pack
 
 
 def test_calibration_on_held_out_prompts_corrects_location_spread_and_tail() -> None:
@@ -46,14 +46,3 @@ def test_corpora_have_equal_weight_in_calibration() -> None:
         np.arange(P),
     )
     assert 0.05 < adjusted.by_llm["a"].shift < np.log(2) - 0.05
-
-
-def test_knots_map_scores_to_the_lengths_of_their_rank() -> None:
-    data = pack(0.4)
-    scores = outputs(0.0)
-    means = data.lengths[:, 0].mean(axis=1)
-    scores[..., 0] = -1000.0 + np.argsort(np.argsort(means))[:, None]
-    knots = rank_knots(scores, replace(data, lengths=np.repeat(data.lengths[:, :1], 2, axis=1)), np.arange(P))
-    guess = np.interp(scores[:, 0, 0], knots[0], knots[1])
-    assert np.corrcoef(guess, np.log(means))[0, 1] > 0.99
-    assert np.median(np.abs(guess - np.log(means))) < 0.01

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput
-from lengthwise.predictors.model_file import read_model_file
+from lengthwise.predictors import LogTPredictions, PredictionInput
+from lengthwise.predictors.model_file import ModelFile, read_model_file
 from tests.training.encoder import tiny
 
 from lengthwise.training.encoder.package import write_predictor  # isort: skip
@@ -99,21 +100,6 @@ def test_the_card_names_licences_and_figures(path: Path) -> None:
     assert set(card["figures"]) == {"held_out", "test", "other corpora, test"}
 
 
-@pytest.mark.parametrize(
-    ("head", "kind"),
-    [
-        ({"kind": "bins", "bin_count": 5}, HistogramPredictions),
-        ({"kind": "mean_std"}, LogTPredictions),
-        ({"kind": "rank"}, LogTPredictions),
-    ],
-)
-def test_every_head_yields_predictions(head: dict[str, object], kind: type, tiny_folder: Path, tmp_path: Path) -> None:
-    predictor = EncoderPredictor.load(read_model_file(predictor_file(tiny_folder, tmp_path, head=head)))
-    predictions = predictor.predict([PredictionInput(text, tiny.LLMS[1]) for text in TEXTS])
-    assert isinstance(predictions, kind)
-    assert all(0 < predictions[i].quantile(0.5) <= predictions[i].quantile(0.9) for i in range(len(TEXTS)))
-
-
 def test_llm_identities_may_have_no_features(tiny_folder: Path, tmp_path: Path) -> None:
     file = predictor_file(tiny_folder, tmp_path, identity={"width": 4, "features": False})
     assert len(EncoderPredictor.load(read_model_file(file)).predict([PredictionInput("write", "x")])) == 1
@@ -135,3 +121,11 @@ def test_a_file_without_its_graph_is_an_error(path: Path) -> None:
     file.parts.pop("model.onnx")  # type: ignore[attr-defined]
     with pytest.raises(InputError, match=r"part 'model\.onnx' is missing"):
         EncoderPredictor.load(file)
+
+
+def test_a_file_with_a_head_of_an_earlier_version_is_refused(path: Path) -> None:
+    file = read_model_file(path)
+    settings = {**json.loads(file.part("encoder.json")), "head": "bins"}
+    old = ModelFile(file.card, {**file.parts, "encoder.json": json.dumps(settings).encode()})
+    with pytest.raises(InputError, match="has a head of kind 'bins'; train it again"):
+        EncoderPredictor.load(old)

@@ -22,7 +22,7 @@ from pathlib import Path
 def trainer(prepared: Prepared, folder: Path | None = None, **more: Any) -> Trainer:
     torch.manual_seed(0)
     learns, held_out = (np.flatnonzero(prepared.pack.part == part) for part in (TRAIN, HELD_OUT))
-    task = TrainingTask(prepared.pack, learns, held_out, edges=prepared.edges)
+    task = TrainingTask(prepared.pack, learns, held_out)
     return Trainer(prepared.network(), task, prepared.config, 0, "cpu", folder, **more)
 
 

@@ -24,11 +24,8 @@ def test_an_llm_left_out_has_no_rows(tiny_folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_strengths")
-@pytest.mark.parametrize("head", [{"kind": "logt"}, {"kind": "bins", "bin_count": 5}])
-def test_an_encoder_is_adapted_to_an_llm_left_out_of_training(
-    head: dict[str, object], tiny_folder: Path, tmp_path: Path
-) -> None:
-    file = predictor_file(tiny_folder, tmp_path, data={"without": ["llama-3.1-8B"]}, head=head)
+def test_an_encoder_is_adapted_to_an_llm_left_out_of_training(tiny_folder: Path, tmp_path: Path) -> None:
+    file = predictor_file(tiny_folder, tmp_path, data={"without": ["llama-3.1-8B"]})
     rows = tiny.samples().where(llm="llama-3.1-8B").table
     texts, lengths = rows["prompt"].to_pylist(), [each[0] * 20 for each in rows["lengths"].to_pylist()]
     report = adapt_file(file, Observed.of(tiny.LLMS[0], texts, lengths, origin="tiny"), tmp_path / "adapted.lw")

@@ -29,17 +29,14 @@ class IdentityConfig(_Part):
 
 
 class HeadConfig(_Part):
-    """Output of the network: a log-t distribution, bins, mean and std, or a score to rank by."""
+    """Output of the network: a log-t distribution, and mean and std of repeated answers."""
 
-    kind: Literal["logt", "bins", "mean_std", "rank"] = "logt"
     hidden: int = Field(default=256, ge=1)
     dropout: Share = 0.2
-    bin_count: int = Field(default=20, ge=2)
-    """Bins, with equally many training prompts in each."""
 
 
 class LossConfig(_Part):
-    """Weights of the terms of the loss; terms that a head does not have are ignored."""
+    """Weights of the terms of the loss."""
 
     nll: Weight = 1.0
     log_mean: Weight = 1.0

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from lengthwise.lengths import LogTColumns
-from lengthwise.predictors.encoder import log_sigma, places_and_spreads
+from lengthwise.predictors.encoder import log_sigma
 from lengthwise.traffic.scores import Forecast, average, score_predictions
-from lengthwise.training.encoder.losses import NU
+from lengthwise.training.encoder.losses import LOG_T, NU, HeadKind
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 
 Array = NDArray[Any]
@@ -111,12 +111,12 @@ def _factor(mu: Array, sigma: Array, pack: Pack, prompts: Array, llms: slice) ->
     return float(np.mean(needed))
 
 
-def scores_of(outputs: Array, pack: Pack, kind: str = "logt") -> dict[str, Any]:
+def scores_of(outputs: Array, pack: Pack, kind: HeadKind = LOG_T) -> dict[str, Any]:
     """Return scores on held-out, test and other corpora of a head of this kind, without those of SmolLM2.
 
     Where it predicts a spread, `calibrated` has the coverage after the sigma factors of the held-out prompts.
     """
-    mu, sigma = places_and_spreads(outputs, kind)
+    mu, sigma = kind.places_and_spreads(outputs)
     here = np.isfinite(mu[:, 0])
     held = np.flatnonzero((pack.part == HELD_OUT) & here)
     scaled = None if sigma is None else sigma[:, :-1] * sigma_factors(mu, sigma, pack, held)

@@ -1,28 +1,29 @@
-"""The losses of the heads: one number per pair of prompt and LLM, of which the trainer takes the weighted mean."""
+"""The loss of a head: one number per pair of prompt and LLM, of which the trainer takes the weighted mean."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import stats
 from torch.nn import functional
 
 from lengthwise.lengths.log_t import log_density
-from lengthwise.predictors.encoder import MIN_LOG_SIGMA
+from lengthwise.predictors.encoder import MIN_LOG_SIGMA, mu_and_sigma
 
 if TYPE_CHECKING:
-    from lengthwise.training.encoder.config import LossConfig, TrainingConfig
+    from lengthwise.training.encoder.config import LossConfig
 
 NU: Final = 3.5  # TIE's
 _REACH: Final = 12.0  # of the table of log survival; beyond, straight lines
 _CELLS: Final = 1 << 14
 _MEAN_UNIT: Final = 300.0  # tokens: a typical error, so that terms have similar size
-_RANK_GROUP: Final = 10.0  # LTR (2408.15792) ranks lengths in groups of ten tokens
 _PAIR_SCALE: Final = 0.25
 _MIN_PAIR_GAP: Final = 0.05  # log lengths closer than 5 % are ties: sampling noise
 
@@ -78,33 +79,66 @@ def make_targets(
     )
 
 
-def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: Any) -> Any:
-    """Return the loss of each pair (B, L) against the sampled lengths."""
-    kind = config.head.kind
-    if kind == "bins":
-        return _bins(outputs, targets, edges)
-    if kind == "rank":
-        return _list_mle(outputs[..., 0], targets)
-    if kind == "mean_std":
-        return _statistics(outputs[..., 0], outputs[..., 1], targets, config.loss)
-    return _logt(outputs, targets, config.loss)
-
-
 def log_sigma(raw: Any) -> Any:
     """Bound the spread from below, smoothly."""
     return MIN_LOG_SIGMA + functional.softplus(raw - MIN_LOG_SIGMA)
 
 
-def _logt(outputs: Any, targets: Targets, weights: LossConfig) -> Any:
-    mu, spread = outputs[..., 0], log_sigma(outputs[..., 1])
-    loss = _statistics(outputs[..., 2], outputs[..., 3], targets, weights)
-    if weights.nll:
-        loss = loss + weights.nll * negative_log_likelihood(mu, spread, targets)
-    if weights.fitted:
-        loss = loss + weights.fitted * _fitted(mu, spread, targets, weights.fitted_sigma)
-    if weights.pairwise:
-        loss = loss + weights.pairwise * _pairwise(mu, targets)
-    return loss
+class HeadKind(Protocol):
+    """What a head predicts, and how it is trained. The product has one, `LOG_T`; studies bring their own."""
+
+    @property
+    def towers(self) -> Sequence[int]:
+        """Outputs of each tower of the network."""
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The outputs, as places in the row of all towers' outputs."""
+
+    @property
+    def centres(self) -> Sequence[float]:
+        """A typical value of each output, which a new network starts from."""
+
+    @property
+    def together(self) -> int:
+        """Batches among which prompts are sorted by length, for little padding."""
+
+    def loss(self, outputs: Any, targets: Targets, weights: LossConfig) -> Any:
+        """Return the loss of each pair (B, L) against the sampled lengths."""
+
+    def places_and_spreads(self, outputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """Return what prompts are ranked by, and sigma where the head predicts one."""
+
+
+class LogTHead:
+    """A log-t, and mean and std of repeated answers: mu, log sigma, log mean, log std.
+
+    Location and spread have separate towers, as in TIE: their gradients conflict.
+    """
+
+    towers = (2, 2)
+    order = (0, 2, 1, 3)
+    centres = (5.5, -1.0, 5.5, 4.0)
+    together = 8
+
+    def loss(self, outputs: Any, targets: Targets, weights: LossConfig) -> Any:
+        """Return the weighted sum of the terms in `weights`."""
+        mu, spread = outputs[..., 0], log_sigma(outputs[..., 1])
+        loss = statistics_loss(outputs[..., 2], outputs[..., 3], targets, weights)
+        if weights.nll:
+            loss = loss + weights.nll * negative_log_likelihood(mu, spread, targets)
+        if weights.fitted:
+            loss = loss + weights.fitted * _fitted(mu, spread, targets, weights.fitted_sigma)
+        if weights.pairwise:
+            loss = loss + weights.pairwise * _pairwise(mu, targets)
+        return loss
+
+    def places_and_spreads(self, outputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return mu and sigma."""
+        return mu_and_sigma(outputs)
+
+
+LOG_T: Final = LogTHead()
 
 
 def negative_log_likelihood(mu: Any, spread: Any, targets: Targets) -> Any:
@@ -116,7 +150,7 @@ def negative_log_likelihood(mu: Any, spread: Any, targets: Targets) -> Any:
     return torch.where(targets.present, each, 0.0).sum(-1) / count
 
 
-def _statistics(log_mean: Any, log_std: Any, targets: Targets, weights: LossConfig) -> Any:
+def statistics_loss(log_mean: Any, log_std: Any, targets: Targets, weights: LossConfig) -> Any:
     """Absolute errors of mean and std, where no answer is capped."""
     mean = torch.exp(log_mean.clamp(max=9.7))
     loss = weights.log_mean * (log_mean - targets.log_mean).abs()
@@ -144,30 +178,11 @@ def _pairwise(mu: Any, targets: Targets) -> Any:
     return torch.where(known, loss, 0.0).sum(1) / known.sum(1).clamp(min=1)
 
 
-def _list_mle(score: Any, targets: Targets) -> Any:
-    """ListMLE over the batch, within each LLM: the likelihood of the true order, longest first."""
-    group = torch.where(targets.whole, torch.floor(targets.mean / _RANK_GROUP), -1.0)
-    order = torch.argsort(group, dim=0, descending=True)
-    known = torch.gather(targets.whole, 0, order)
-    ranked = torch.where(known, torch.gather(score, 0, order), -1e4)
-    rest = torch.flip(torch.logcumsumexp(torch.flip(ranked, [0]), dim=0), [0])
-    loss = torch.where(known, rest - ranked, 0.0)
-    return torch.zeros_like(score).scatter(0, order, loss)
-
-
-def _bins(logits: Any, targets: Targets, edges: Any) -> Any:
-    """Cross-entropy with the bin of the mean."""
-    place = torch.bucketize(targets.mean, edges[1:-1])
-    return -torch.gather(functional.log_softmax(logits, dim=-1), -1, place.unsqueeze(-1)).squeeze(-1)
-
-
 def soft_loss(outputs: Any, soft: Any) -> Any:
     """Return the distance to the outputs of a teacher per pair, 0 where there are none, and the mask of pairs."""
     known = torch.isfinite(soft).all(-1)
     aim = torch.where(known.unsqueeze(-1), soft, 0.0)
-    compared = outputs
-    if outputs.shape[-1] == 4:
-        compared = torch.stack([outputs[..., 0], log_sigma(outputs[..., 1]), outputs[..., 2], outputs[..., 3]], dim=-1)
+    compared = torch.stack([outputs[..., 0], log_sigma(outputs[..., 1]), outputs[..., 2], outputs[..., 3]], dim=-1)
     each = functional.smooth_l1_loss(compared, aim, beta=0.1, reduction="none").sum(-1)
     return torch.where(known, each, 0.0), known
 

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.encoder import TextEncoder
+from lengthwise.training.encoder.losses import LOG_T, HeadKind
 
 if TYPE_CHECKING:
     from lengthwise.training.encoder.config import HeadConfig, TrainingConfig
@@ -122,12 +123,6 @@ def package_folder() -> Path:
     return Path(found.origin).parent / "model"
 
 
-OUTPUTS: Final = {
-    "logt": ("mu", "log_sigma", "log_mean", "log_std"),
-    "mean_std": ("log_mean", "log_std"),
-    "rank": ("score",),
-}
-_CENTRES: Final = {"mu": 5.5, "log_sigma": -1.0, "log_mean": 5.5, "log_std": 4.0, "score": 0.0}
 _MASKED: Final = -1e4
 
 
@@ -194,37 +189,34 @@ class Tower(nn.Module):  # type: ignore[misc]
 
 
 class Head(nn.Module):  # type: ignore[misc]
-    """Outputs of a pair. Location and spread have separate towers, as in TIE: their gradients conflict."""
+    """Outputs of a pair, by the towers of its kind."""
 
-    def __init__(self, config: HeadConfig, prompt: int, identity: int, bins: int = 0) -> None:
+    def __init__(self, config: HeadConfig, kind: HeadKind, prompt: int, identity: int) -> None:
         super().__init__()
-        self.kind = config.kind
-        names = OUTPUTS.get(config.kind, ())
-        sizes = {"logt": (2, 2), "mean_std": (1, 1), "rank": (1,), "bins": (bins,)}[config.kind]
-        self.towers = nn.ModuleList(Tower(prompt, identity, config.hidden, size, config.dropout) for size in sizes)
-        # From the order of the towers (locations first, then spreads) to that of OUTPUTS.
-        self.order = {"logt": [0, 2, 1, 3]}.get(config.kind)
-        centres = torch.tensor([_CENTRES[name] for name in names] or [0.0] * bins)
-        self.register_buffer("centres", centres)
+        self.kind = kind
+        self.towers = nn.ModuleList(
+            Tower(prompt, identity, config.hidden, size, config.dropout) for size in kind.towers
+        )
+        self.order = list(kind.order)
+        self.register_buffer("centres", torch.tensor(kind.centres))
 
     def forward(self, prompt: Any, identity: Any) -> Any:
-        """Return (..., outputs) in the order of OUTPUTS, or a logit per bin."""
+        """Return (..., outputs)."""
         outputs = torch.cat([tower(prompt, identity) for tower in self.towers], dim=-1).float()
-        outputs = outputs if self.order is None else outputs[..., self.order]
-        return outputs + self.centres
+        return outputs[..., self.order] + self.centres
 
 
 class LengthNetwork(nn.Module):  # type: ignore[misc]
     """Prompt and LLM to the head's outputs."""
 
-    def __init__(self, backbone: Any, config: TrainingConfig, features: Any, bins: int = 0) -> None:
+    def __init__(self, backbone: Any, config: TrainingConfig, features: Any, kind: HeadKind = LOG_T) -> None:
         super().__init__()
         self.backbone = backbone
         self.pooling = Pooling(config.pooling, backbone.width)
         llms = len(features) - 1
         self.register_buffer("features", torch.as_tensor(features, dtype=torch.float32))
         self.identity = Identity(llms, self.features.shape[1], config.identity.width, config.identity.features)
-        self.head = Head(config.head, self.pooling.width + 1, self.identity.width, bins)
+        self.head = Head(config.head, kind, self.pooling.width + 1, self.identity.width)
 
     def encode(self, ids: Any, mask: Any, log_size: Any) -> Any:
         """Return the prompts' vectors (batch, width)."""

@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-if TYPE_CHECKING:
-    from lengthwise.training.encoder.config import HeadConfig
 
 TRAIN: Final = 0
 HELD_OUT: Final = 1
@@ -114,18 +111,3 @@ class Pack:
 
 
 _PLAIN: Final = ("llms", "corpora", "pad_id", "mask_id")
-_LONGEST: Final = 15_000.0  # CASTILLO's limit
-
-
-def bin_edges(config: HeadConfig, pack: Pack) -> NDArray[Any] | None:
-    """Return the edges of a classifier's bins, one more than bins; None for other heads.
-
-    Quantiles are those of the lengths of the training prompts.
-    """
-    if config.kind != "bins":
-        return None
-    lengths = pack.lengths[pack.part == TRAIN].astype(np.float64)
-    rows = lengths[(lengths > 0).any(-1)]
-    shares = np.arange(1, config.bin_count) / config.bin_count
-    inner = np.unique(np.quantile(rows.sum(-1) / (rows > 0).sum(-1), shares))
-    return np.array([0.0, *inner, max(_LONGEST, inner[-1] + 1.0)])

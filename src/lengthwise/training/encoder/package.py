@@ -22,7 +22,7 @@ from lengthwise.errors import InputError
 from lengthwise.llm_names import UNKNOWN
 from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.encoder import KIND, EncoderPredictor, mu_and_sigma, places_and_spreads
+from lengthwise.predictors.encoder import KIND, EncoderPredictor, mu_and_sigma
 from lengthwise.predictors.model_file import ModelFile, write_model_file
 from lengthwise.training.data import LICENCES
 from lengthwise.training.encoder.ensemble import score
@@ -47,7 +47,6 @@ _DYNAMIC_AXES: Final = {
     OUTPUT: {0: "pairs"},
 }
 _PARTS: Final = {"held_out": HELD_OUT, "test": TEST, "other corpora, test": ELSEWHERE}
-_KNOTS: Final = 65
 _NO_CAP: Final = 10**9
 
 
@@ -65,11 +64,7 @@ def write_predictor(
     served = EncoderPredictor.load(ModelFile({"kind": KIND}, {**parts, "calibration.json": uncalibrated}))
     prompts = {name: np.flatnonzero(prepared.pack.part == part) for name, part in _PARTS.items()}
     outputs = _served_outputs(served, prepared.pack, prompts, progress)
-    knots = None
-    if prepared.config.head.kind == "rank":
-        knots = rank_knots(outputs, prepared.pack, prompts["held_out"])
-        parts["encoder.json"] = settings_json(prepared, knots)
-    calibration, figures = _calibrate_and_score(outputs, prompts, prepared, knots)
+    calibration, figures = _calibrate_and_score(outputs, prompts, prepared.pack)
     parts["calibration.json"] = json.dumps(calibration.to_json()).encode()
     card = _card(prepared, figures)
     write_model_file(path, card, parts)
@@ -98,19 +93,13 @@ def _served_outputs(
 
 
 def _calibrate_and_score(
-    outputs: Array, prompts: Mapping[str, Array], prepared: Prepared, knots: Array | None
+    outputs: Array, prompts: Mapping[str, Array], pack: Pack
 ) -> tuple[Calibration, dict[str, dict[str, Any]]]:
-    """Calibrate on held-out prompts (a classifier is not calibrated) and score the calibrated predictions."""
-    pack, kind = prepared.pack, prepared.config.head.kind
-    calibration = Calibration()
-    sigma: Array | None
-    if kind == "bins":
-        mu, sigma = places_and_spreads(outputs, kind, prepared.edges)
-    else:
-        raw, spread = mu_and_sigma(outputs, kind, knots)
-        calibration = calibrate(raw, spread, pack, prompts["held_out"])
-        shift, factor = calibration.columns([*pack.llms, UNKNOWN])
-        mu, sigma = raw + shift, spread * factor
+    """Calibrate on held-out prompts and score the calibrated predictions."""
+    raw, spread = mu_and_sigma(outputs)
+    calibration = calibrate(raw, spread, pack, prompts["held_out"])
+    shift, factor = calibration.columns([*pack.llms, UNKNOWN])
+    mu, sigma = raw + shift, spread * factor
     return calibration, {
         name: score(mu, sigma, pack, numbers, leave_out=("SmolLM2",), nu=calibration.nu)
         for name, numbers in prompts.items()
@@ -139,16 +128,6 @@ def calibrate(mu: Array, sigma: Array, pack: Pack, prompts: Array) -> Calibratio
         LogTPredictions.of(mu[row, -1], sigma[row, -1], _NO_CAP), [""] * len(row), **truth, cautious=True
     )
     return Calibration(unknown.others, known.by_llm, known.nu)
-
-
-def rank_knots(outputs: Array, pack: Pack, prompts: Array) -> Array:
-    """Match quantiles of scores with quantiles of log mean lengths: a higher score is a longer answer."""
-    lengths = pack.lengths[prompts].astype(np.float64)
-    here = (lengths > 0).any(-1)
-    means = lengths.sum(-1)[here] / (lengths > 0).sum(-1)[here]
-    levels = np.linspace(0, 1, _KNOTS)
-    scores = np.quantile(outputs[prompts][:, :-1, 0][here], levels)
-    return np.array([np.maximum.accumulate(scores + np.arange(_KNOTS) * 1e-9), np.quantile(np.log(means), levels)])
 
 
 def _card(prepared: Prepared, figures: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lengthwise.errors import InputError
 from lengthwise.training.data import SMOLLM2, load_samples, make_pack, unlabelled_prompts
 from lengthwise.training.encoder.ensemble import Member, soft_targets
 from lengthwise.training.encoder.network import LengthNetwork, Loaded, load_backbone
-from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED, Pack, bin_edges
+from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED, Pack
 from lengthwise.training.encoder.trainer import Trainer, TrainingTask
 
 if TYPE_CHECKING:
@@ -34,14 +34,12 @@ class Prepared:
     config: TrainingConfig
     loaded: Loaded
     pack: Pack
-    edges: NDArray[Any] | None
 
     def network(self) -> LengthNetwork:
         """Return a network with a new head, drawn from torch's generator."""
         backbone = copy.deepcopy(self.loaded.module)
         backbone.keep_layers(self.config.layers)
-        bins = 0 if self.edges is None else len(self.edges) - 1
-        return LengthNetwork(backbone, self.config, self.pack.features, bins)
+        return LengthNetwork(backbone, self.config, self.pack.features)
 
 
 def prepare(config: TrainingConfig) -> Prepared:
@@ -50,13 +48,13 @@ def prepare(config: TrainingConfig) -> Prepared:
     samples = load_samples(config.data)
     extra = unlabelled_prompts(samples, config.data) if config.distil is not None else []
     pack = make_pack(samples, config.data, loaded.text, extra)
-    return Prepared(config, loaded, pack, bin_edges(config.head, pack))
+    return Prepared(config, loaded, pack)
 
 
 def train(prepared: Prepared, folder: Path, *, resume: bool, progress: Progress) -> LengthNetwork:
     """Train every seed, and a student where the settings ask for one; return the network to ship."""
     config = prepared.config
-    teaching = config.distil is not None and config.head.kind == "logt" and len(config.seeds) > 1
+    teaching = config.distil is not None and len(config.seeds) > 1
     runs = []
     for number, seed in enumerate(config.seeds):
         # Each teacher leaves out a tenth, so that every prompt has an out-of-fold prediction.
@@ -68,7 +66,7 @@ def train(prepared: Prepared, folder: Path, *, resume: bool, progress: Progress)
     soft = soft_targets(members, prepared.pack, disagreement=config.distil.disagreement)
     changed = {"epochs": config.distil.epochs, "lr": config.distil.lr}
     student = config.model_copy(update={"optimiser": config.optimiser.model_copy(update=changed)})
-    taught = Prepared(student, prepared.loaded, prepared.pack, prepared.edges)
+    taught = Prepared(student, prepared.loaded, prepared.pack)
     seed = config.seeds[0]
     return _one(taught, folder / "student", seed, resume=resume, progress=progress, soft=soft).network
 
@@ -103,9 +101,7 @@ def _one(
     if soft is not None:
         learns |= pack.part == UNLABELLED
     unscored = (SMOLLM2,) if any(llm != SMOLLM2 for llm in pack.llms) else ()
-    task = TrainingTask(
-        pack, np.flatnonzero(learns), np.flatnonzero(pack.part == HELD_OUT), soft, prepared.edges, unscored=unscored
-    )
+    task = TrainingTask(pack, np.flatnonzero(learns), np.flatnonzero(pack.part == HELD_OUT), soft, unscored=unscored)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     trainer = Trainer(network, task, config, seed, device, folder, progress=lambda row: progress(folder.name, row))
     trainer.run(resume=resume)
@@ -130,9 +126,6 @@ def load_weights(prepared: Prepared, path: Path) -> LengthNetwork:
     return network
 
 
-def settings_json(prepared: Prepared, knots: NDArray[Any] | None = None) -> bytes:
-    """Return the settings that the served predictor needs, and the knots of a rank head."""
-    config = prepared.config
-    edges = None if prepared.edges is None else prepared.edges.tolist()
-    tree = {"llms": prepared.pack.llms, "head": config.head.kind, "max_tokens": config.max_tokens, "edges": edges}
-    return json.dumps({**tree, "knots": None if knots is None else knots.tolist()}).encode()
+def settings_json(prepared: Prepared) -> bytes:
+    """Return the settings that the served predictor needs."""
+    return json.dumps({"llms": prepared.pack.llms, "max_tokens": prepared.config.max_tokens}).encode()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lengthwise.predictors.encoder import log_size, places_and_spreads
+from lengthwise.predictors.encoder import log_size
 from lengthwise.training.encoder import losses
 from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.losses import Targets, make_targets
@@ -32,7 +32,6 @@ _EVALUATION_BATCH = 256
 _CHECKPOINT = "checkpoint.pt"
 _CURVES = "curves.jsonl"
 _ROUND_TO = 32  # tokens; few batch widths are few shapes for a GPU to plan for
-_SORTED_TOGETHER = 8  # batches among which prompts are sorted by length, for little padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +80,7 @@ class Tensors:
         return Batch(self.ids[at, :width], mask, self.log_size[at], targets)
 
     def shuffled(
-        self, prompts: NDArray[np.int64], size: int, rng: np.random.Generator, together: int = _SORTED_TOGETHER
+        self, prompts: NDArray[np.int64], size: int, rng: np.random.Generator, together: int
     ) -> Iterator[NDArray[np.int64]]:
         """Yield every prompt once, in random batches; the prompts of `together` batches are sorted by length."""
         order = rng.permutation(prompts)
@@ -148,8 +147,6 @@ class TrainingTask:
     held_out: NDArray[np.int64]
     soft: NDArray[Any] | None = None
     """(P, L, outputs): predictions of a teacher for every pair; NaN where it has none."""
-    edges: NDArray[Any] | None = None
-    """Edges of the bins of a classifier."""
     unscored: tuple[str, ...] = ()
     """LLMs (parts of their names) that are trained on but not scored."""
 
@@ -177,7 +174,6 @@ class Trainer:
         self.tensors = Tensors(
             self.task.pack, self.device, row_weight=config.regularisation.row_weight, soft=self.task.soft
         )
-        self._edges = None if self.task.edges is None else torch.as_tensor(self.task.edges, device=self.device).float()
         self.epoch = 0
         self.step = 0
         self._began = math.inf
@@ -224,8 +220,7 @@ class Trainer:
             parameter.requires_grad_(not head_only)
         rng = np.random.default_rng([self.seed, self.epoch])
         losses_seen = []
-        # A list to rank is a batch: among prompts of similar length a ranker would not learn what length tells.
-        together = 1 if self.config.head.kind == "rank" else _SORTED_TOGETHER
+        together = self.network.head.kind.together
         for prompts in self.tensors.shuffled(self.task.train, self.config.optimiser.batch, rng, together):
             with self._autocast():
                 loss = self._loss(prompts)
@@ -256,7 +251,7 @@ class Trainer:
         outputs, hidden = self.network.all_llms(vectors, self.config.identity.drop)
         outputs, hidden = outputs[:, :-1], hidden[:, :-1]  # the unknown LLM has no lengths
         targets, weight = batch.targets, batch.targets.weight
-        each = losses.label_loss(outputs, targets, self.config, self._edges)
+        each = self.network.head.kind.loss(outputs, targets, self.config.loss)
         total = (each * weight).sum() / weight.sum().clamp(min=1.0)
         if targets.soft is not None:
             # A teacher predicts for a known LLM: no target for a pair whose LLM is hidden.
@@ -289,7 +284,7 @@ class Trainer:
         if not len(self.task.held_out):
             return {}
         outputs, loss = self.predict(self.task.held_out, self.kept, with_loss=True)
-        mu, sigma = places_and_spreads(outputs, self.config.head.kind, self.task.edges)
+        mu, sigma = self.network.head.kind.places_and_spreads(outputs)
         scores = score(mu, sigma, self.task.pack, self.task.held_out, leave_out=self.task.unscored)
         return {"held_out_loss": round(loss, 4), **scores}
 
@@ -310,7 +305,7 @@ class Trainer:
                     found = np.full((len(self.task.pack), *outputs.shape[1:]), np.nan, np.float32)
                 found[at] = outputs.float().cpu().numpy()
                 if with_loss:
-                    each = losses.label_loss(outputs[:, :-1], batch.targets, self.config, self._edges)
+                    each = network.head.kind.loss(outputs[:, :-1], batch.targets, self.config.loss)
                     total += float((each * batch.targets.weight).sum())
                     weight += float(batch.targets.weight.sum())
         assert found is not None, "no prompt to predict"  # noqa: S101
