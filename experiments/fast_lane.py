@@ -47,7 +47,7 @@ LANES: Final[dict[str, dict[str, float]]] = {
 }
 """The constants of `lengthwise.policies.lengthwise` that are replaced, by the name of the lane."""
 
-Traffic = tuple[Workload, Fleet, RequestPredictions | None]
+Traffic = tuple[Workload, Fleet, RequestPredictions]
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def _blocks(folders: tuple[Path, ...]) -> list[Traffic]:
         for _, arm, block, table in episode_tables(store.rows()):
             if (arm.policy, arm.predictor) == ("lengthwise", "default"):
                 spec, cap = spec_of(arm.policy, block), int(store.settings()["traffic"]["cap"])
-                workload, predictions = replayed(table, arm, cap, spec.block_size)
-                found.append((workload, Fleet((spec,)), predictions))
+                replay = replayed(table, cap, spec.block_size)
+                found.append((replay.workload, Fleet((spec,)), replay.predictions))
     return found
 
 

@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 
 from experiments.study import Run, Study
 from lengthwise.bench.analysis import episode_tables
-from lengthwise.bench.episodes import FCFS, ORACLE, Arm
+from lengthwise.bench.episodes import ORACLE
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table
-from lengthwise.simulator import EngineSpec, Fleet, RequestPredictions, Spread, simulate
+from lengthwise.simulator import EngineSpec, Fleet, Spread, simulate
 from lengthwise.simulator.fit import StepTimes, engine_spec, fit_cost
 from lengthwise.simulator.fleet import read_engine
+from lengthwise.simulator.replay import Replay
 from lengthwise.simulator.step_log import read_steps
-from lengthwise.workloads import Workload
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +40,7 @@ KEPT: Final = Path(__file__).parent / "results" / "h200-32"
 MEAN_WITHIN, P99_WITHIN = 0.05, 0.10
 """Targets of the relative error."""
 _FIGURES: Final = ("mean", "p50", "p99")
+_REPLAYED: Final = ("cached_tokens", "output_tokens", "mu", "sigma")
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ def compare(run: Run, grid: SimulatorErrorGrid) -> list[Comparison]:
         progress(f"{kind} {block} {arm.label}", number / len(episodes))
         e2e = table["finished_s"].to_numpy() - table["sent_s"].to_numpy()
         spec = spec_of(arm.policy, block)
-        workload, predictions = replayed(table, arm, int(store.settings()["traffic"]["cap"]), spec.block_size)
-        outcome = simulate(workload, Fleet((spec,)), arm.policy, predictor=predictions)
+        replay = replayed(table, int(store.settings()["traffic"]["cap"]), spec.block_size)
+        predictor = arm.predictor if arm.predictor == ORACLE else replay.predictions
+        outcome = simulate(replay.workload, Fleet((spec,)), arm.policy, predictor=predictor)
         found.append(Comparison(kind, arm.label, block, Spread.of(e2e), outcome.summary.e2e_s))
     return found
 
@@ -109,41 +111,11 @@ def fitted(store: BenchStore, grid: SimulatorErrorGrid) -> Callable[[str, int], 
     return lambda policy, block: spec_of(policy if grid.fit == "policy" else "", block % 2 == 1)
 
 
-def replayed(table: pa.Table, arm: Arm, cap: int, block_size: int) -> tuple[Workload, RequestPredictions | None]:
-    """Return an episode's requests as sent and answered, with the predictions that they were ordered by.
-
-    A prompt shares as many tokens with the others as the engine found in its prefix cache.
-    """
-    order = np.argsort(table["sent_s"].to_numpy(), kind="stable")
-    table = table.take(pa.array(order))
-    sent = table["sent_s"].to_numpy()
-    lengths = table["output_tokens"].to_numpy().astype(np.float64)
-    caps = np.full(len(sent), float(cap))
-    inputs, cached = (table[name].fill_null(0).to_numpy() for name in ("prompt_tokens", "cached_tokens"))
-    workload = Workload.from_table(
-        {
-            "arrival_s": sent - sent[0],
-            "input_tokens": inputs.astype(np.int64),
-            "output_tokens": lengths.astype(np.int64),
-            "max_tokens": caps.astype(np.int64),
-            "block_hashes": _blocks(inputs // block_size, cached // block_size),
-        },
-        name="episode",
-        block_size=block_size,
-    )
-    if arm.policy == FCFS:
-        return workload, None
-    mu, sigma = (table[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ("mu", "sigma"))
-    if arm.predictor == ORACLE:
-        mu, sigma = np.log(np.maximum(1.0, lengths)), np.zeros(len(lengths))
-    one_llm = np.full(len(sent), "", dtype=object)
-    return workload, RequestPredictions(arm.predictor, mu, sigma, caps, one_llm, lengths)
-
-
-def _blocks(counts: NDArray[np.int64], shared: NDArray[np.int64]) -> list[list[int]]:
-    """Return the blocks of each prompt: the first ones of a common sequence, then its own."""
-    ends = int(shared.max(initial=0)) + np.cumsum(counts)
-    return [[*range(own), *range(end - count + own, end)] for count, own, end in zip(counts, shared, ends, strict=True)]
+def replayed(table: pa.Table, cap: int, block_size: int) -> Replay:
+    """Return an episode's requests as sent and answered, with the predictions that they were ordered by."""
+    names = {"sent_s": "arrival_s", "prompt_tokens": "input_tokens"}
+    columns = {names.get(name, name): table[name].to_numpy() for name in (*names, *_REPLAYED)}
+    return Replay.of(columns | {"max_tokens": np.full(len(table), cap)}, name="episode", block_size=block_size)
 
 
 def by_arm(found: Sequence[Comparison]) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:

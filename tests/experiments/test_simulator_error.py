@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from experiments.simulator_error import STUDY, SimulatorErrorGrid, by_arm, compare, fitted, replayed, swaps, tables
+from experiments.simulator_error import STUDY, SimulatorErrorGrid, by_arm, compare, fitted, swaps, tables
 from experiments.study import Run
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm, Kind, TrafficPlan, turns
 from lengthwise.bench.store import SCHEMA, BenchStore
@@ -79,18 +79,6 @@ def test_episodes_of_the_simulator_are_reproduced(folder: Path) -> None:
     table = tables(found)[0]
     assert "in 2, the p99 within 10% in 2" in table.notes[0]
     assert "the same" in table.notes[1]
-
-
-def test_prompts_share_as_many_blocks_as_the_engine_found_in_its_prefix_cache() -> None:
-    known: dict[str, list[Any]] = {name: [0] * 3 for name in SCHEMA.names}
-    known |= {"kind": [""] * 3, "policy": [""] * 3, "predictor": [""] * 3}
-    known |= {"sent_s": [0.0, 1.0, 2.0], "output_tokens": [5] * 3, "prompt_tokens": [32, 70, 48]}
-    table = pa.table(known | {"cached_tokens": [None, 32, 16]}, schema=SCHEMA)
-    workload, _ = replayed(table, Arm(FCFS), cap=100, block_size=16)
-    first, second, third = workload.table["block_hashes"].to_pylist()
-    assert (len(first), len(second), len(third)) == (2, 4, 3)
-    assert second[:1] == third[:1]
-    assert len({*first, *second, *third}) == 8
 
 
 @pytest.mark.parametrize("fit", ["all", "policy"])

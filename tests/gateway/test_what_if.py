@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.gateway.dashboard import LiveFleet, WhatIf
 from lengthwise.gateway.recent_requests import ROW, Rows
-from lengthwise.gateway.what_if import Replay, answers, in_words
+from lengthwise.gateway.what_if import LastHour, answers, in_words
 from lengthwise.simulator import simulate
 
 ENGINE = "llama-3-8b@a100"
@@ -25,7 +25,7 @@ def recorded(speed: float, n: int = 120) -> Rows:
     rows["prompt_tokens"] = 100
     rows["mu"], rows["sigma"], rows["cap"] = np.log(rows["tokens"]), 0.3, 8192
     served = simulate(
-        Replay.of(rows, NOW, ENGINE).workload, f"1*{ENGINE}", "fcfs", predictor="none", accelerate=False
+        LastHour.of(rows, NOW, ENGINE).replay.workload, f"1*{ENGINE}", "fcfs", predictor="none", accelerate=False
     )  # 256 slots: no request waits
     rows["ended_s"] = (rows["arrival_s"] + served.finished_s - served.arrival_s) / speed
     rows["arrival_s"] /= speed
@@ -35,10 +35,10 @@ def recorded(speed: float, n: int = 120) -> Rows:
 @pytest.mark.parametrize("speed", [1.0, 20.0])
 def test_the_clock_is_fitted_to_the_measured_times(speed: float) -> None:
     rows = recorded(speed)
-    fitted, outcome = Replay.of(rows, NOW, ENGINE).fitted(rows, NOW)
-    simulated = np.median(outcome.finished_s - outcome.started_s) / fitted.scale
+    fitted, outcome = LastHour.of(rows, NOW, ENGINE).fitted(NOW)
+    simulated = np.median(outcome.finished_s - outcome.started_s) / fitted
     assert simulated == pytest.approx(np.median(rows["ended_s"] - rows["arrival_s"]), rel=0.1)
-    assert fitted.scale == pytest.approx(speed, rel=0.25)
+    assert fitted == pytest.approx(speed, rel=0.25)
 
 
 def test_more_engines_are_faster_and_the_current_fleet_is_the_same() -> None:

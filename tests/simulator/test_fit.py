@@ -105,13 +105,6 @@ def test_a_base_without_steps_of_its_own_is_the_other_base() -> None:
     assert cost.prefill_base == pytest.approx(cost.decode_base) == pytest.approx(TRUE.decode_base)
 
 
-def test_logs_are_joined_in_order() -> None:
-    one, other = steps(TRUE, 30, seed=1), steps(TRUE, 40, seed=2)
-    both = StepTimes.joined([one, other])
-    assert len(both) == 70
-    assert both.seconds.tolist() == [*one.seconds, *other.seconds]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

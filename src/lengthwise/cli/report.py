@@ -72,11 +72,12 @@ def report(
 
 
 def _replay(folder: Path, page: Path | None, *, as_json: bool, **options: Any) -> None:
-    """Show what policies would have gained; `options` are those of `study_shadow`."""
-    from lengthwise.bench.shadow_gain import shadow_document, study_shadow  # loads the simulator
+    """Show what policies would have gained; `options` are those of `observed_gain`."""
+    from lengthwise.reports.observed import observed_document
+    from lengthwise.simulator.observed import observed_gain  # loads the simulator
     from lengthwise.traffic.reader import read_traffic
 
     with late_bar("reading the log") as bar:
-        found = study_shadow(read_traffic(folder), str(folder), on_progress=bar, **options)
+        found = observed_gain(read_traffic(folder), str(folder), on_progress=bar, **options)
     origin = Origin.here(hardware=f"replay of {found.engine_name}, simulated on {this_machine()}")
-    show(shadow_document(found, origin), page, as_json=as_json)
+    show(observed_document(found, origin), page, as_json=as_json)

@@ -25,83 +25,66 @@ import numpy as np
 from lengthwise.errors import InputError
 from lengthwise.gateway.dashboard import LiveFleet, WhatIf
 from lengthwise.gateway.recent_requests import Rows
-from lengthwise.simulator import EngineSpec, Fleet, Outcome, RequestPredictions, find_engine, simulate
-from lengthwise.workloads import Workload
+from lengthwise.simulator import EngineSpec, Fleet, Outcome, find_engine, simulate
+from lengthwise.simulator.fit import fit_clock
+from lengthwise.simulator.replay import Replay
 
 _MAX_REQUESTS: Final = 20_000
 _FEW: Final = 300  # requests: the readable engine is faster than loading the compiled one
-_ROUNDS: Final = 4  # of fitting the clock
 _SAME: Final = 0.03  # ratios closer to 1 are called the same
 _NICE: Final = 10
 _MAX_CPU_S: Final = 60
 
 
-@dataclass(frozen=True)
-class Replay:
-    """Recorded requests as a workload for the simulator; times in seconds of its clock, which runs `scale` times."""
+@dataclass(frozen=True, eq=False)
+class LastHour:
+    """Recorded requests, and engines like those that run."""
 
-    workload: Workload
-    predictions: RequestPredictions
+    replay: Replay
     spec: EngineSpec
     router: str
-    scale: float = 1.0
 
     @classmethod
     def of(cls, rows: Rows, running: LiveFleet, engine: str) -> Self:
-        """Return the replay of recorded rows on engines like those that run."""
-        rows = rows[np.argsort(rows["arrival_s"], kind="stable")]
-        n = len(rows)
-        tokens = np.maximum(1, rows["tokens"]).astype(np.int64)
+        """Return recorded rows with the engine of this name and the limits of those that run."""
         columns = {
-            "arrival_s": rows["arrival_s"] - rows["arrival_s"][0],
-            "input_tokens": np.maximum(1, rows["prompt_tokens"]).astype(np.int64),
-            "output_tokens": tokens,
-            "tenant": [str(tenant) for tenant in rows["tenant"]],
+            "arrival_s": rows["arrival_s"],
+            "started_s": rows["arrival_s"] + rows["queue_s"],
+            "finished_s": rows["ended_s"],
+            "input_tokens": rows["prompt_tokens"],
+            "output_tokens": rows["tokens"],
+            "max_tokens": rows["cap"],
+            "mu": rows["mu"],
+            "sigma": rows["sigma"],
+            "tenant": rows["tenant"].astype(str),
         }
-        workload = Workload.from_table(columns, name="last hour")
-        cap = np.maximum(rows["cap"], tokens).astype(np.float64)
-        predictions = RequestPredictions(
-            "recorded",
-            rows["mu"].astype(np.float64),
-            rows["sigma"].astype(np.float64),
-            cap,
-            np.full(n, "", object),
-            tokens.astype(np.float64),
-        )
         spec = find_engine(engine)
         slots = min(running.slots, spec.max_num_batched_tokens)
         spec = replace(spec, max_num_seqs=slots, kv_tokens=running.kv_tokens or spec.kv_tokens)
-        return cls(workload, predictions, spec, running.router)
+        return cls(Replay.of(columns, name="last hour"), spec, running.router)
 
-    def run(self, policy: str, engines: int) -> Outcome:
-        """Simulate."""
-        workload = self.workload.replace(arrival_s=self.workload.arrival_s * self.scale)
+    def run(self, policy: str, engines: int, speed: float) -> Outcome:
+        """Simulate on engines that are `speed` times as fast; times are those of the engine of this name."""
+        replay = self.replay
+        workload = replay.workload.replace(arrival_s=replay.workload.arrival_s * speed)
         router = "round_robin" if engines == 1 else self.router
         accelerate = None if len(workload) > _FEW else False
         fleet = Fleet((self.spec,) * engines)
-        return simulate(workload, fleet, policy, router=router, predictor=self.predictions, accelerate=accelerate)
+        return simulate(workload, fleet, policy, router=router, predictor=replay.predictions, accelerate=accelerate)
 
-    def fitted(self, rows: Rows, running: LiveFleet) -> tuple[Self, Outcome]:
-        """Return the replay with the clock's scale fitted to the measured times, and the simulation of what runs."""
-        service = np.median(rows["ended_s"] - rows["arrival_s"] - rows["queue_s"])
-        fitted, outcome = self, self.run(running.policy, running.engines)
-        for _ in range(_ROUNDS):
-            simulated = np.nanmedian(outcome.finished_s - outcome.started_s)
-            scale = float(simulated / max(service, 1e-6))
-            done = abs(scale / fitted.scale - 1.0) < _SAME
-            fitted = replace(fitted, scale=scale)
-            outcome = fitted.run(running.policy, running.engines)
-            if done:
-                break
-        return fitted, outcome
+    def fitted(self, running: LiveFleet) -> tuple[float, Outcome]:
+        """Return the speed at which the simulation of what runs takes the measured times, and that simulation."""
+        service_s = float(np.median(self.replay.finished_s - self.replay.started_s))
+        return fit_clock(lambda speed: self.run(running.policy, running.engines, speed), service_s)
 
 
 def answers(question: WhatIf, running: LiveFleet, rows: Rows) -> Iterator[dict[str, Any]]:
     """Yield what runs now, then each combination beside it: ratios of E2E latency, and the same in words."""
     rows = rows[-_MAX_REQUESTS:]
-    replay, now = Replay.of(rows, running, question.engine).fitted(rows, running)
+    hour = LastHour.of(rows, running, question.engine)
+    speed, now = hour.fitted(running)
     measured = float(np.mean(rows["ended_s"] - rows["arrival_s"]))
-    simulated = _mean_and_p99(now)[0] / replay.scale
+    simulated = _mean_and_p99(now)[0] / speed
     yield {
         "policy": running.policy,
         "engines": running.engines,
@@ -111,7 +94,7 @@ def answers(question: WhatIf, running: LiveFleet, rows: Rows) -> Iterator[dict[s
     }
     for engines in question.engines:
         for policy in question.policies:
-            yield _compared(policy, engines, now, replay.run(policy, engines))
+            yield _compared(policy, engines, now, hour.run(policy, engines, speed))
 
 
 def _compared(policy: str, engines: int, now: Outcome, other: Outcome) -> dict[str, Any]:

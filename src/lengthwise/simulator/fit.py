@@ -2,6 +2,9 @@
 
     step = base + prefill_token * n + prefill_pair * q + decode * B + kv_token * K      (seconds; see StepCost)
 
+The steps are those of a step log, those that a client of an otherwise idle endpoint measures (`StepTimes`), or the sums
+of the steps that the streamed answers of traffic span (`AnswerTimes`).
+
 Non-negative least squares on relative errors, with Huber weights: a stall carries no information about the cost of a
 token. An engine that schedules ahead prepares a step that computes prompts while the step before runs, so that part of
 its time is logged there: where single steps fit badly, such a step and its neighbours are fitted as one sum. But stalls
@@ -11,8 +14,8 @@ matches the measured total, in which each step counts with at most ten times its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +28,7 @@ from lengthwise.errors import InputError
 from lengthwise.files import atomic_path
 from lengthwise.simulator.costs import StepCost
 from lengthwise.simulator.fleet import EngineSpec, engine_yaml
+from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.step_log import EngineFacts
 
 Floats = NDArray[np.float64]
@@ -34,6 +38,11 @@ STALL: Final = 10.0  # times the fit: longer steps are due to the machine, not t
 _HUBER: Final = 1.345  # 95 % efficiency under normal errors
 _ROUNDS: Final = 30
 _BASE_S: Final = 1e-6  # the least duration of a step
+_BASES: Final = 2  # StepCost's first coefficients: of a step that only computes prompts, and of one that decodes
+_MIN_ANSWERS: Final = 20
+_MIN_TOKENS: Final = 8  # the duration of shorter answers is mostly network latency
+_CLOCK_ROUNDS: Final = 4
+_CLOCK_WITHIN: Final = 0.03
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +60,6 @@ class StepTimes:
         """Return the steps of a step log."""
         names = ("prompt_tokens", "prompt_pairs", "decodes", "context_tokens", "seconds")
         return cls(*(table[name].to_numpy().astype(np.float64) for name in names))
-
-    @classmethod
-    def joined(cls, logs: Sequence[StepTimes]) -> StepTimes:
-        """Concatenate the steps of several logs."""
-        return cls(*(np.concatenate([getattr(log, column.name) for log in logs]) for column in fields(cls)))
 
     @property
     def decoding(self) -> NDArray[np.bool_]:
@@ -96,8 +100,82 @@ class StepTimes:
         starts = np.flatnonzero(~(near & np.roll(near, 1)) | (np.arange(len(self)) == 0))
         return np.add.reduceat(self.columns(), starts), np.add.reduceat(self.seconds, starts)
 
+    def check(self) -> None:
+        """Raise InputError if the steps are too few or lack prefill or decode."""
+        if not (np.isfinite(self.seconds) & (self.seconds > 0)).all():
+            raise InputError("a step that took no time", field="seconds", hint="give seconds above 0")
+        if len(self) < _MIN_STEPS:
+            raise InputError(f"{len(self)} steps are too few to fit", hint=f"give at least {_MIN_STEPS}")
+        for kind, mask in (("decodes", self.decoding), ("computes a prompt", self.prefilling)):
+            if not mask.any():
+                raise InputError(f"no step {kind}", hint="give a log of an engine that answered requests")
+
     def __len__(self) -> int:
         return len(self.seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerTimes(StepTimes):
+    """From the first to the last token of each streamed answer of an engine's traffic: the sums of so many steps.
+
+    An answer of n tokens spans n - 1 steps. These decode the tokens that all answers together received in that time,
+    each spread evenly over its duration, and compute the prompts of the requests that started in it. Coarser than
+    steps: attention over long contexts, cached prefixes and chunked prefill cannot be told apart from outside.
+    """
+
+    steps: Floats
+
+    @classmethod
+    def of_traffic(
+        cls,
+        *,
+        arrival_s: Floats,
+        first_token_s: Floats,
+        finished_s: Floats,
+        input_tokens: NDArray[np.int64],
+        output_tokens: NDArray[np.int64],
+    ) -> AnswerTimes:
+        """Return the answers of requests; the first token is NaN for one in one piece."""
+        tokens = output_tokens.astype(np.float64)
+        streamed = ~np.isnan(first_token_s)
+        used = streamed & (tokens >= _MIN_TOKENS) & (finished_s > first_token_s)
+        # The tokens of an answer in one piece are spread over its whole time.
+        begin = np.where(streamed, first_token_s, arrival_s)
+        order = np.argsort(begin, kind="stable")
+        # Cumulative totals over time, linear between their points: tokens of all answers, and prompt tokens started.
+        totals = _spread(begin, finished_s, tokens), (begin[order], np.cumsum(input_tokens[order], dtype=np.float64))
+        first, finish = first_token_s[used], finished_s[used]
+        decodes, prompts = (np.interp(finish, *total) - np.interp(first, *total) for total in totals)
+        none = np.zeros(len(first))
+        return cls(prompts, none, decodes, none, finish - first, tokens[used] - 1)
+
+    def check(self) -> None:
+        """Raise InputError if the answers are too few."""
+        if len(self) < _MIN_ANSWERS:
+            raise InputError(
+                f"{len(self)} streamed answers of {_MIN_TOKENS} or more tokens are too few to fit an engine",
+                hint="give one with --engine (a name, or a file of `lengthwise engine fit`)",
+            )
+
+    def columns(self) -> Floats:
+        """Return the factors of StepCost's coefficients, in their order: a base counts for each step."""
+        columns = super().columns()
+        columns[:, :_BASES] *= self.steps[:, None]
+        return columns
+
+    def shifted(self, coefficients: Floats) -> bool:
+        """Answers are no neighbours of each other."""
+        return False
+
+
+def _spread(begin: Floats, end: Floats, amount: Floats) -> tuple[Floats, Floats]:
+    """Return times and the cumulative totals of amounts that each arrive evenly between begin and end."""
+    rate = amount / np.maximum(end - begin, 1e-9)
+    times = np.concatenate([begin, end])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    rates = np.cumsum(np.concatenate([rate, -rate])[order])
+    return times, np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(times))])
 
 
 @dataclass(frozen=True)
@@ -126,12 +204,14 @@ class FittedCost:
 
 def fit_cost(steps: StepTimes) -> FittedCost:
     """Fit a cost model; InputError if the steps are too few or lack prefill or decode."""
-    _check(steps)
+    steps.check()
     columns, seconds = steps.columns(), steps.seconds
-    robust, sums = _huber(columns, seconds), steps.sums()
-    joint = _huber(*sums)
-    if steps.shifted(robust) and _misfit(joint, *sums) < 0.5 * _misfit(robust, *sums):
-        robust, (columns, seconds) = joint, sums
+    robust = _huber(columns, seconds)
+    if steps.shifted(robust):
+        sums = steps.sums()
+        joint = _huber(*sums)
+        if _misfit(joint, *sums) < 0.5 * _misfit(robust, *sums):
+            robust, (columns, seconds) = joint, sums
     fitted = columns @ robust
     raised = float(np.minimum(seconds, STALL * fitted).sum() / fitted.sum())
     prefill_base, decode_base, *others = (robust * raised).tolist()
@@ -141,20 +221,25 @@ def fit_cost(steps: StepTimes) -> FittedCost:
     return FittedCost(cost, raised, tuple(_shares(steps, steps.at(cost), raised)))
 
 
+def fit_clock(run: Callable[[float], Outcome], service_s: float) -> tuple[float, Outcome]:
+    """Return how many times as fast an engine is as the simulated one, and what `run` simulates at that speed.
+
+    `run(speed)` simulates arrivals that are `speed` times as far apart. The median time from a request's slot to its
+    end, divided by the speed, is then `service_s`, as measured.
+    """
+    speed, outcome = 1.0, run(1.0)
+    for _ in range(_CLOCK_ROUNDS):
+        before, speed = speed, float(np.nanmedian(outcome.finished_s - outcome.started_s) / max(service_s, 1e-6))
+        outcome = run(speed)
+        if abs(speed / before - 1.0) < _CLOCK_WITHIN:
+            break
+    return speed, outcome
+
+
 def _misfit(coefficients: Floats, columns: Floats, seconds: Floats) -> float:
     """Return the median relative error of the sums that compute prompts."""
     which = columns[:, 2] > 0
     return float(np.median(np.abs(seconds[which] / np.maximum(columns[which] @ coefficients, _BASE_S) - 1.0)))
-
-
-def _check(steps: StepTimes) -> None:
-    if not (np.isfinite(steps.seconds) & (steps.seconds > 0)).all():
-        raise InputError("a step that took no time", field="seconds", hint="give seconds above 0")
-    if len(steps) < _MIN_STEPS:
-        raise InputError(f"{len(steps)} steps are too few to fit", hint=f"give at least {_MIN_STEPS}")
-    for kind, mask in (("decodes", steps.decoding), ("computes a prompt", steps.prefilling)):
-        if not mask.any():
-            raise InputError(f"no step {kind}", hint="give a log of an engine that answered requests")
 
 
 def _huber(columns: Floats, seconds: Floats) -> Floats:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lengthwise.bench.shadow_gain import LOGGED, TRUE, fit_cost, shadow_traffic, study_shadow, tables
 from lengthwise.errors import InputError
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, StepCost, simulate
+from lengthwise.simulator.observed import LOGGED, TRUE, ObservedTraffic, observed_gain
 from lengthwise.traffic.log import EngineReading, PredictorCounts
 from lengthwise.traffic.reader import LoggedTraffic
 from lengthwise.traffic.rows import RequestRow
@@ -68,7 +68,7 @@ def logged(
 
 def test_the_cost_of_the_engine_is_recovered_from_the_times_of_its_answers() -> None:
     outcome = served()
-    found = study_shadow(logged(outcome), "log")
+    found = observed_gain(logged(outcome), "log")
     cost = found.engine.spec.cost
     assert isinstance(cost, StepCost)
     assert cost.decode_base + 3 * cost.decode == pytest.approx(COST.decode_base + 3 * COST.decode, rel=0.05)
@@ -80,7 +80,7 @@ def test_the_cost_of_the_engine_is_recovered_from_the_times_of_its_answers() -> 
 
 def test_the_gain_is_that_of_the_simulator_with_the_same_predictions() -> None:
     outcome = served(rate=1.4)
-    found = study_shadow(logged(outcome), "log", policies=["sjf", "lengthwise"])
+    found = observed_gain(logged(outcome), "log", policies=["sjf", "lengthwise"])
     assert [(run.policy, run.predictions) for run in found.runs] == [
         (policy, predictions) for policy in ("sjf", "lengthwise") for predictions in (LOGGED, TRUE)
     ]
@@ -89,13 +89,16 @@ def test_the_gain_is_that_of_the_simulator_with_the_same_predictions() -> None:
     assert best.captured_e2e == pytest.approx(1.0)
     assert 0.3 < sjf.captured_e2e < 1.0
     direct = simulate(
-        shadow_traffic(logged(outcome), "log").workload, Fleet((found.engine.spec,)), "sjf", predictor="oracle"
+        ObservedTraffic.of(logged(outcome), "log").replay.workload,
+        Fleet((found.engine.spec,)),
+        "sjf",
+        predictor="oracle",
     )
     np.testing.assert_equal(asdict(best.summary), asdict(direct.summary))  # windows without a request are NaN
 
 
 def test_without_a_queue_there_is_no_gain_and_no_captured_share() -> None:
-    found = study_shadow(logged(served(rate=0.1), others=()), "log")
+    found = observed_gain(logged(served(rate=0.1), others=()), "log")
     assert found.engine.slots_from.endswith("never seen with a queue")
     for run in found.runs:
         assert run.mean_e2e.ratio == pytest.approx(1.0, abs=0.02)
@@ -109,17 +112,17 @@ def test_a_given_engine_is_used_unchanged(tmp_path: Path) -> None:
         "kv_tokens: 400000\nmax_num_seqs: 4\nprefix_caching: false\n"
     )
     outcome = served()
-    found = study_shadow(logged(outcome), "log", engine=str(engine))
+    found = observed_gain(logged(outcome), "log", engine=str(engine))
     # The log begins at its first request, and the same engine gives the same times.
     assert found.fcfs.e2e_s.mean == pytest.approx(found.measured.e2e_s.mean, rel=1e-9)
     assert found.engine.answers == 0
-    limited = study_shadow(logged(outcome), "log", engine=str(engine), max_num_seqs=2, kv_tokens=5000)
+    limited = observed_gain(logged(outcome), "log", engine=str(engine), max_num_seqs=2, kv_tokens=5000)
     assert (limited.engine.spec.max_num_seqs, limited.engine.spec.kv_tokens) == (2, 5000)
     assert limited.fcfs.e2e_s.mean > found.fcfs.e2e_s.mean
 
 
 def test_predictions_are_scored_beside_history_and_the_best_constant() -> None:
-    found = study_shadow(logged(served(), noise=0.3), "log")
+    found = observed_gain(logged(served(), noise=0.3), "log")
     assert list(found.accuracy) == ["fast", "history of the LLM", "constant, known afterwards"]
     fast, history, constant = found.accuracy.values()
     assert fast.tau > 0.6
@@ -146,62 +149,33 @@ def test_requests_that_cannot_be_replayed_are_counted_by_reason() -> None:
     log = changed(log, [7], input_tokens=None, input_bytes=400)
     log = changed(log, [8], censored=True)  # by the end of the context: its limit is unknown
     log = changed(log, [9], censored=True, max_tokens=1, output_tokens=1)
-    found = study_shadow(log, "log")
+    found = observed_gain(log, "log")
     assert (found.requests, found.replayed, sorted(found.left_out.values())) == (100, 94, [1, 2, 3])
     assert (found.counted_answers, found.guessed_prompts, found.unsettled) == (1, 1, 2)
     assert found.accuracy["fast"].rows == 92
-    assert shadow_traffic(log, "log").workload.input_tokens[1] == 100, "four bytes per token, as in the other prompts"
+    prompts = ObservedTraffic.of(log, "log").replay.workload.input_tokens
+    assert prompts[1] == 100, "four bytes per token, as in the other prompts"
 
 
 def test_answers_that_are_not_streamed_are_replayed_without_a_first_token() -> None:
     log = changed(logged(served()), range(0, 600, 3), first_token_s=None)
-    found = study_shadow(log, "log")
+    found = observed_gain(log, "log")
     assert found.replayed == 600
     assert abs(found.mismatch) < 0.15
 
 
 def test_the_replay_uses_the_logged_prediction_delay_and_reported_memory() -> None:
     others = PredictorCounts(600, 600, 0, 0, 1.0, 0.25), EngineReading(1.0, "e", kv_tokens=4000, block_size=16)
-    found = study_shadow(logged(served(), others=others), "log")
+    found = observed_gain(logged(served(), others=others), "log")
     assert found.prediction_delay_s == 0.25
     assert (found.engine.spec.kv_tokens, found.engine.memory_from) == (4000, "reported by the engine")
 
 
 def test_too_little_data_is_an_error() -> None:
     with pytest.raises(InputError, match="10 answers of known length are too few"):
-        study_shadow(logged(served(10)), "log")
+        observed_gain(logged(served(10)), "log")
     plain = changed(logged(served(50)), range(50), first_token_s=None)
     with pytest.raises(InputError, match="0 streamed answers of 8 or more tokens are too few to fit an engine"):
-        study_shadow(plain, "log")
+        observed_gain(plain, "log")
     with pytest.raises(InputError, match="there is no policy 'nope'"):
-        study_shadow(logged(served(50)), "log", policies=["nope"])
-
-
-def test_the_tables_note_whether_the_replay_matches_the_measurement() -> None:
-    outcome = served()
-    good = tables(study_shadow(logged(outcome), "log"))
-    assert good[0].title.startswith("Does the replay match?")
-    assert any("can be read as they are" in note for note in good[0].notes)
-    assert len(good) == 3
-    log = logged(outcome)
-    slower = [row._replace(finished_s=(row.finished_s or 0.0) + 100) for row in log.rows]
-    poor = tables(study_shadow(LoggedTraffic.of(slower, "log"), "log", engine="llama-3-8b@a100"))
-    assert any("say little" in note for note in poor[0].notes)
-
-
-def test_an_engine_of_varying_speed_is_fitted_by_its_mean_speed() -> None:
-    """One answer at a time, each at its own speed: the mean is weighted by time."""
-    rng = np.random.default_rng(2)
-    now, rows = 0.0, []
-    for _ in range(400):
-        tokens, per_token = int(rng.integers(20, 200)), float(rng.choice([0.01, 0.05]))
-        first, now = now + 0.01, now + 0.01 + per_token * (tokens - 1)
-        rows.append(
-            RequestRow(
-                first - 0.01, first_token_s=first, finished_s=now, llm="m", input_tokens=10, output_tokens=tokens
-            )
-        )
-    traffic = shadow_traffic(LoggedTraffic.of(rows, "log"), "log")
-    cost, answers = fit_cost(traffic)
-    assert answers == 400
-    assert cost.decode_base + cost.decode == pytest.approx(0.03, rel=0.1)
+        observed_gain(logged(served(50)), "log", policies=["nope"])
