@@ -351,7 +351,7 @@ def queue(arguments: argparse.Namespace) -> None:
     body = request_body(user=str(0.002))
     with engines() as urls:
         # Where all clients connect at once, the last ones send late.
-        limits = ("--in-flight", str(slots), "--max-waiting", "20000", "--header-timeout", "600")
+        limits = ("--in-flight", str(slots), "--max-waiting", "20000", "--header-timeout-s", "600")
         with gateway("ours", ours(urls, arguments.predictor, *limits)) as one:
             for _, waiting in itertools.product(range(arguments.rounds), found):
                 concurrency = waiting + ENGINES * slots
@@ -376,7 +376,7 @@ def dashboard(arguments: argparse.Namespace) -> None:
     body = request_body(stream=True, max_tokens=chunks, user=str(chunk_s))
     slots = round(0.97 * rate * chunks * chunk_s / ENGINES)  # a little too few: a queue grows
     options = ["--in-flight", str(slots)]
-    options += ["--header-timeout", "600", "--body-timeout", "600"]  # a busy machine is slow to read
+    options += ["--header-timeout-s", "600", "--body-timeout-s", "600"]  # a busy machine is slow to read
 
     async def run(one: Gateway) -> tuple[list[float], float]:
         """Return the CPU time of each turn, the first without the page, and that of the snapshots."""

@@ -41,11 +41,11 @@ FAULTS: Final = {
 LIMITS: Final = (
     "--router=round_robin",
     "--in-flight=8",
-    "--first-byte-timeout=3",
-    "--silence-timeout=4",
-    "--write-timeout=2",
-    "--breaker=0.5",
-    "--health-interval=0.2",
+    "--first-byte-timeout-s=3",
+    "--silence-timeout-s=4",
+    "--write-timeout-s=2",
+    "--breaker-s=0.5",
+    "--health-interval-s=0.2",
 )
 
 _EVENT: Final = b'data: {"choices":[{"index":0,"text":"x","finish_reason":%s}]}\n\n'

@@ -42,8 +42,8 @@ PowerShell. `lengthwise --show-completion` prints the script instead."""
 
 GATEWAY_INTRODUCTION = """\
 `lengthwise serve --config gateway.yaml`. Every field at the top level that holds a single value is also an option of
-[`serve`](cli.md#lengthwise-serve) (`queue_timeout_s` is `--queue-timeout`) and a variable
-(`LENGTHWISE_SERVE_QUEUE_TIMEOUT`). An option takes precedence over a variable, a variable over the file. `${NAME}` in
+[`serve`](cli.md#lengthwise-serve) (`queue_timeout_s` is `--queue-timeout-s`) and a variable
+(`LENGTHWISE_SERVE_QUEUE_TIMEOUT_S`). An option takes precedence over a variable, a variable over the file. `${NAME}` in
 the file is replaced by that variable."""
 
 PYTHON_INTRODUCTION = """\

@@ -82,7 +82,7 @@ def test_after_the_shutdown_timeout_streams_end_with_an_error_event_and_others_w
         except urllib.error.HTTPError as error:
             return error.code, error.read()
 
-    options = ("--shutdown-timeout", "1", "--predictor", "none")
+    options = ("--shutdown-timeout-s", "1", "--predictor", "none")
     with served(engine.app()) as engine_url, serving("--engine", engine_url, *options) as (process, url):
         engine.hang_after = 2
         with ThreadPoolExecutor() as pool:
@@ -204,6 +204,16 @@ def test_a_bad_option_beside_a_file_is_named_as_an_option(tmp_path: Path) -> Non
     file.write_text("engines: [http://gpu-1:8000]\n")
     assert check("--config", str(file), "--in-flight", "0").stderr.startswith("error: --in-flight: '0' is not valid")
     assert check("--config", str(tmp_path / "none.yaml")).stderr == f"error: {tmp_path}/none.yaml: no such file\n"
+
+
+@pytest.mark.parametrize("name", ["breaker", "drain", "write-timeout", "shutdown-timeout"])
+def test_the_old_spelling_of_a_time_is_an_error_that_names_the_new_one(name: str) -> None:
+    refused = check(f"--{name}", "2")
+    assert (refused.exit_code, refused.stderr) == (2, f"error: --{name}: is now --{name}-s\n")
+    variable = f"LENGTHWISE_SERVE_{name.upper().replace('-', '_')}"
+    refused = check(**{variable: "2"})
+    assert (refused.exit_code, refused.stderr) == (2, f"error: {variable}: is now {variable}_S\n")
+    assert check(f"--{name}-s", "2", **{f"{variable}_S": "3"}).exit_code == 0
 
 
 def test_a_retired_option_or_variable_is_an_error_that_says_what_to_do_instead() -> None:

@@ -62,7 +62,10 @@ def test_https_is_served_and_a_new_certificate_is_used_after_a_reload(tmp_path: 
 def test_a_client_that_does_not_complete_its_handshake_is_disconnected(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "first")
     options = ("--tls-certificate", str(certificate), "--tls-key", str(key), "--predictor", "none")
-    with served(StandIn().app()) as engine, serving("--engine", engine, *options, "--header-timeout", "1") as (_, url):
+    with (
+        served(StandIn().app()) as engine,
+        serving("--engine", engine, *options, "--header-timeout-s", "1") as (_, url),
+    ):
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as silent:
             assert silent.recv(1) == b""
         assert status(url, certificate) == 200

@@ -114,7 +114,7 @@ async def test_requests_that_arrive_at_once_do_not_exceed_the_limit_of_the_queue
         ({"engines": ()}, "--engine"),
         ({"in_flight": 0}, "--in-flight: '0' is not valid"),
         ({"port": 70000}, "--port"),
-        ({"silence_timeout_s": 0}, "--silence-timeout"),
+        ({"silence_timeout_s": 0}, "--silence-timeout-s"),
     ],
 )
 def test_an_invalid_setting_is_named_as_an_option_of_the_command_line(flags: dict[str, Any], message: str) -> None:

@@ -48,7 +48,7 @@ def test_a_token_bucket_bounds_every_window_by_burst_and_rate(limit: int, asked:
         if not bucket.wait_s(amount, now):
             bucket.take(amount, now)
             taken.append((now, amount))
-        assert -1e-6 <= bucket.level(now) <= limit
+        assert -1e-6 <= bucket.left(now) <= limit
     for first, (start, _) in enumerate(taken):
         for last in range(first, len(taken)):
             window_s = taken[last][0] - start
@@ -85,7 +85,7 @@ def test_only_true_tokens_count_after_settlement(limit: int, answers: list[tuple
         lease.release()
         remaining = dict(lease.headers)[b"x-ratelimit-remaining-tokens"]
         assert 0 <= int(remaining) <= limit
-    assert (account.tokens, account.running) == (used, 0)
+    assert (account.tokens, account.open_requests) == (used, 0)
     assert used <= limit * (1 + clock.now / 60) + max([true for _, _, true in answers], default=0) + 1e-6
 
 
@@ -94,7 +94,7 @@ def test_a_new_limit_keeps_the_amount_taken(limit: int, other: int, taken: int) 
     bucket = TokenBucket(limit, 0.0)
     bucket.take(min(taken, limit), 0.0)
     bucket.resize(other, 0.0)
-    assert bucket.level(0.0) == other - min(taken, limit)
+    assert bucket.left(0.0) == other - min(taken, limit)
 
 
 def test_concurrency_is_released_when_a_request_ends() -> None:
@@ -312,7 +312,7 @@ async def test_a_cancelled_request_releases_its_concurrency(
         held.cancel()
 
         async def free() -> bool:
-            return await metric(http, url, 'lengthwise_tenant_running{tenant="team-a"}') == 0
+            return await metric(http, url, 'lengthwise_tenant_open_requests{tenant="team-a"}') == 0
 
         await until(free)
 
@@ -440,7 +440,7 @@ async def test_every_request_under_load_is_admitted_or_refused_once(
         plan = [(choice.choice(list(keys)), choice.random() < 0.2) for _ in range(300)]
         statuses = await asyncio.gather(*(one(*each) for each in plan))
         assert set(statuses) <= {200, 429, None}
-        running = [f'lengthwise_tenant_running{{tenant="{name}"}}' for name in keys]
+        running = [f'lengthwise_tenant_open_requests{{tenant="{name}"}}' for name in keys]
 
         async def idle() -> bool:
             return sum([await metric(http, url, line) for line in running]) == 0

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.gateway.bodies import MessagesBody, ResponsesBody, parse
-from lengthwise.gateway.streaming import Measure
-from lengthwise.gateway.usage import MessagesMeasure, ResponsesMeasure
+from lengthwise.gateway.streaming import AnswerMeter
+from lengthwise.gateway.usage import MessagesMeter, ResponsesMeter
 from tests.gateway.formats import named, stream_events, whole_answer
 
-MEASURES: dict[str, type[Measure]] = {"/v1/responses": ResponsesMeasure, "/v1/messages": MessagesMeasure}
+MEASURES: dict[str, type[AnswerMeter]] = {"/v1/responses": ResponsesMeter, "/v1/messages": MessagesMeter}
 PATHS = st.sampled_from(sorted(MEASURES))
 
 
@@ -27,10 +27,10 @@ def stream(path: str, tokens: int, reason: str) -> bytes:
 @pytest.mark.parametrize("path", MEASURES)
 @pytest.mark.parametrize(("reason", "cut"), [("stop", False), ("length", True)])
 def test_length_and_censoring_are_read_from_an_answer_in_one_piece(path: str, reason: str, cut: bool) -> None:
-    measure = MEASURES[path]()
-    measure.whole(json.dumps(whole_answer(path, 12, reason, "m")).encode())
-    assert measure.length == (12, cut)
-    assert measure.prompt_tokens == 7
+    meter = MEASURES[path]()
+    meter.whole(json.dumps(whole_answer(path, 12, reason, "m")).encode())
+    assert meter.length == (12, cut)
+    assert meter.prompt_tokens == 7
 
 
 @given(
@@ -45,19 +45,19 @@ def test_a_stream_in_any_pieces_passes_unchanged_and_has_the_same_length(
     sent = stream(path, 9, reason).replace(b"\n", end)
     lines = sent.splitlines(keepends=True)
     places = sorted({0, len(lines), *(cut % len(lines) for cut in cuts)})
-    measure = MEASURES[path](hide_usage=True)
-    assert b"".join(measure.lines(b"".join(lines[start:stop])) for start, stop in pairwise(places)) == sent
-    assert measure.length == (9, reason == "length")
-    assert measure.done
+    meter = MEASURES[path](hide_usage=True)
+    assert b"".join(meter.lines(b"".join(lines[start:stop])) for start, stop in pairwise(places)) == sent
+    assert meter.length == (9, reason == "length")
+    assert meter.done
 
 
 @given(path=PATHS, tokens=st.integers(1, 20))
 def test_the_length_of_a_broken_stream_is_censored_at_its_deltas(path: str, tokens: int) -> None:
     opening, each, _ = stream_events(path, tokens, "stop", "m", usage=False)
-    measure = MEASURES[path]()
-    measure.lines(b"".join([*opening, *each]))
-    assert measure.length == (tokens, True)
-    assert not measure.done
+    meter = MEASURES[path]()
+    meter.lines(b"".join([*opening, *each]))
+    assert meter.length == (tokens, True)
+    assert not meter.done
 
 
 JSON = st.recursive(
@@ -70,40 +70,40 @@ JSON = st.recursive(
 def test_an_event_with_unexpected_values_passes(path: str, kind: str, value: object) -> None:
     fields: dict[str, Any] = {"response": value, "message": value, "delta": value, "usage": value}
     for event in (named(kind, **fields), named(kind, response={"status": value, "usage": {"output_tokens": value}})):
-        measure = MEASURES[path]()
-        assert measure.lines(event) == event
-        measure.whole(event.splitlines()[1][len(b"data: ") :])
-        assert measure.length is None or measure.length[0] >= 0
+        meter = MEASURES[path]()
+        assert meter.lines(event) == event
+        meter.whole(event.splitlines()[1][len(b"data: ") :])
+        assert meter.length is None or meter.length[0] >= 0
 
 
 def test_text_that_mentions_the_last_event_does_not_end_a_stream() -> None:
-    for measure in (ResponsesMeasure(), MessagesMeasure()):
+    for meter in (ResponsesMeter(), MessagesMeter()):
         text = '"type":"response.completed" "type":"message_stop" event: message_stop'
-        measure.lines(
+        meter.lines(
             named("response.output_text.delta", delta=text) + named("content_block_delta", delta={"text": text})
         )
-        assert not measure.done
+        assert not meter.done
 
 
 def test_the_number_of_the_next_event_follows_the_last() -> None:
-    measure = ResponsesMeasure()
-    assert measure.next_event == 0
-    measure.lines(named("response.created", sequence_number=0) + named("response.in_progress", sequence_number=1))
-    assert measure.next_event == 2
+    meter = ResponsesMeter()
+    assert meter.next_event == 0
+    meter.lines(named("response.created", sequence_number=0) + named("response.in_progress", sequence_number=1))
+    assert meter.next_event == 2
 
 
 def test_the_id_of_an_answer_is_read_from_its_first_event_or_its_body() -> None:
-    streamed, whole = ResponsesMeasure(), ResponsesMeasure()
+    streamed, whole = ResponsesMeter(), ResponsesMeter()
     streamed.lines(stream_events("/v1/responses", 1, "stop", "m", usage=False)[0][0])
     whole.whole(json.dumps(whole_answer("/v1/responses", 1, "stop", "m")).encode())
     assert streamed.response_id == whole.response_id == "resp_1"
 
 
 def test_an_answer_in_the_background_has_no_length_yet() -> None:
-    measure = ResponsesMeasure()
-    measure.whole(json.dumps({"id": "resp_2", "status": "queued", "usage": None}).encode())
-    assert measure.length is None
-    assert measure.response_id == "resp_2"
+    meter = ResponsesMeter()
+    meter.whole(json.dumps({"id": "resp_2", "status": "queued", "usage": None}).encode())
+    assert meter.length is None
+    assert meter.response_id == "resp_2"
 
 
 @pytest.mark.parametrize(

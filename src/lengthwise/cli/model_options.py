@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_origin
 
@@ -15,6 +16,7 @@ from lengthwise.errors import InputError
 Model = TypeVar("Model", bound=BaseModel)
 _PLAIN = (bool, int, float, str)
 _GIVEN = ("COMMANDLINE", "ENVIRONMENT")
+_LONG = re.compile(r"--[\w-]+")
 _FLAGS = {"engines": "engine", "max_num_batched_tokens": "max_batched_tokens"}
 
 
@@ -29,10 +31,11 @@ def options_from(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, which takes `**fields`, one option for each field of the models, `only` or `without` some.
 
-    A field `timeout_s` is the option `--timeout`; its description is the help text. A list is one text with commas, or
-    repeatable if the field is marked so. `defaults` replaces defaults. With `environment`, a prefix, an option that is
-    not given is read from the variable of its name. `panels` has the fields of each panel of the help. `retired`
-    has the flags that are no longer there, and what to do instead. The command validates what it gets by `validated`.
+    A field `timeout_s` is the option `--timeout-s`; its description is the help text. A list is one text with commas,
+    or repeatable if the field is marked so. `defaults` replaces defaults. With `environment`, a prefix, an option that
+    is not given is read from the variable of its name. `panels` has the fields of each panel of the help. `retired` has
+    the flags that are no longer there, and the error that each gives; `--timeout` is one of them where the field is
+    `timeout_s`. The command validates what it gets by `validated`.
     """
     panel_of = {name: title for title, names in (panels or {}).items() for name in names}
 
@@ -62,7 +65,9 @@ def options_from(
             for name, field in model.model_fields.items()
             if name not in without and (only is None or name in only)
         ]
-        added += [_retired(flag, instead, environment) for flag, instead in (retired or {}).items()]
+        timed = [flag for each in added if (flag := _flag(each.name)).endswith("-s")]
+        old = {flag.removesuffix("-s"): f"is now {flag}" for flag in timed} | dict(retired or {})
+        added += [_retired(flag, text, environment) for flag, text in old.items()]
         parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in given] + added
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -71,15 +76,17 @@ def options_from(
     return decorate
 
 
-def _retired(flag: str, instead: str, environment: str | None) -> inspect.Parameter:
-    """Return a hidden option, which raises the InputError that says what to do instead."""
+def _retired(flag: str, text: str, environment: str | None) -> inspect.Parameter:
+    """Return a hidden option, which raises the InputError that says what to use instead."""
     variable = _variable(flag, environment)
 
     def refuse(context: typer.Context, param: typer.CallbackParam, value: str | None) -> None:
-        if value is not None:
-            source = context.get_parameter_source(str(param.name))
-            given = variable if source is not None and source.name == "ENVIRONMENT" else flag
-            raise InputError("is gone", source=given, hint=instead)
+        if value is None:
+            return
+        source = context.get_parameter_source(str(param.name))
+        if source is None or source.name != "ENVIRONMENT":
+            raise InputError(text, source=flag)
+        raise InputError(_LONG.sub(lambda new: _variable(new[0], environment) or "", text), source=variable)
 
     option = typer.Option(flag, hidden=True, expose_value=False, callback=refuse, envvar=variable)
     name = f"retired_{flag.strip('-').replace('-', '_')}"
@@ -140,7 +147,7 @@ def _option_type(annotation: Any) -> Any:
 
 
 def _flag(field: str) -> str:
-    return "--" + _FLAGS.get(field, field).removesuffix("_s").replace("_", "-")
+    return "--" + _FLAGS.get(field, field).replace("_", "-")
 
 
 def _declared(field: str, annotation: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from lengthwise.cli.model_options import options_from
 from lengthwise.cli.output import LIMITS, AsJson, Report, SloTpot, SloTtft, need_folder, note, show, write_parquet
 from lengthwise.client.client import without_credentials
 from lengthwise.client.load import LoadPlan, LoadReport, run_load
@@ -27,6 +28,7 @@ _DEAD = 20
 _RATES = "Rates"
 
 
+@options_from(retired={"--timeout": "is now --timeout-s"})
 def replay(
     source: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload file or the name of a trace.")],
     url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8080",
@@ -39,7 +41,7 @@ def replay(
     hints: Annotated[
         Literal["none", "oracle"], typer.Option(help="oracle: send each request's true length as a hint.")
     ] = "none",
-    timeout: Annotated[float, typer.Option(help="Seconds without data before a request fails.")] = 600.0,
+    timeout_s: Annotated[float, typer.Option(help="Seconds without data before a request fails.")] = 600.0,
     max_failed: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of requests that may fail; above it, exit code 1.")
     ] = 0.01,
@@ -66,6 +68,7 @@ def replay(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one row per request (Parquet).")] = None,
     report: Report = None,
     as_json: AsJson = False,
+    **_: object,
 ) -> None:
     """Send a workload to an OpenAI endpoint in real time and measure the latency that its clients see.
 
@@ -84,7 +87,7 @@ def replay(
     if out is not None and (sweep is not None or "," in (rate or "")):
         raise InputError("one file for several rates", source="--out", hint="give one --rate")
     slo = LatencyLimits(slo_ttft, slo_tpot, math.inf if slo_e2e is None else slo_e2e)
-    plan = LoadPlan(url, model, speed, free, hints, timeout, api_key=api_key, stop_after=_DEAD)
+    plan = LoadPlan(url, model, speed, free, hints, timeout_s, api_key=api_key, stop_after=_DEAD)
     workload = load_trace(source, need_arrivals=rate is None and sweep is None)
     if limit is not None:
         workload = workload.head(limit)

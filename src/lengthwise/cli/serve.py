@@ -20,7 +20,7 @@ from lengthwise.gateway.reload import EarlyHangup
 from lengthwise.gateway.server import tls_context, url_of
 from lengthwise.gateway.tenants import Tenants
 
-_RETIRED = {"--workers": "run several gateways behind a load balancer, or Ray Serve (docs/guides/cluster.md)"}
+_RETIRED = {"--workers": "is gone; run several gateways behind a load balancer, or Ray Serve (docs/guides/cluster.md)"}
 _EMBEDDED = "http://127.0.0.1"  # replaced by the address of the embedded engine
 
 
@@ -91,7 +91,7 @@ def serve(
         for down in check_engines([each.url for each in settings.engines], wait_s=wait):
             typer.echo(f"warning: engine {down} does not answer; it gets requests once it does", err=True)
         url = url_of(sock, settings.host, tls=settings.tls_certificate is not None)
-        ready = f"serving on {url} before {_summary(settings)}"
+        ready = f"serving on {url} in front of {_summary(settings)}"
         run_gateway(
             settings,
             sock,

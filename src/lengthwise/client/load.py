@@ -59,7 +59,7 @@ class LoadPlan:
         if not 0 < self.speed < math.inf:
             raise InputError(f"a speed of {self.speed:g}", source="--speed", hint="give a number above 0")
         if not 0 < self.timeout_s < math.inf:
-            raise InputError(f"'{self.timeout_s:g}' s", source="--timeout", hint="give seconds above 0")
+            raise InputError(f"'{self.timeout_s:g}' s", source="--timeout-s", hint="give seconds above 0")
 
 
 @dataclass(slots=True)

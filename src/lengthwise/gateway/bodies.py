@@ -14,8 +14,8 @@ from starlette.requests import Request
 
 from lengthwise.gateway.errors import ApiError, invalid_field
 from lengthwise.gateway.json_fields import add_field, edit_fields
-from lengthwise.gateway.streaming import Measure
-from lengthwise.gateway.usage import MessagesMeasure, ResponsesMeasure
+from lengthwise.gateway.streaming import AnswerMeter
+from lengthwise.gateway.usage import MessagesMeter, ResponsesMeter
 from lengthwise.lengths import DEFAULT_CAP, Point
 from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput
@@ -66,7 +66,7 @@ class _VllmXargs(_Part):
 class CompletionBody(_Part):
     """The fields of /v1/completions that scheduling uses. The engine validates prompt, messages and tools."""
 
-    measure: ClassVar[type[Measure]] = Measure
+    meter: ClassVar[type[AnswerMeter]] = AnswerMeter
     """Measures the answer."""
     takes_priority: ClassVar[bool] = True
     """Whether engines read `priority` in this body."""
@@ -259,14 +259,14 @@ class CompletionBody(_Part):
 
 
 class ChatBody(CompletionBody):
-    """The same for /v1/chat/completions."""
+    """The fields of /v1/chat/completions that scheduling uses."""
 
     messages: list[Any]
     tools: Any = None
 
     @property
     def readable(self) -> bool:
-        """Always: the conversation is rendered as one text."""
+        """True: the conversation is rendered as one text."""
         return True
 
     def text(self) -> str:
@@ -275,9 +275,9 @@ class ChatBody(CompletionBody):
 
 
 class ResponsesBody(CompletionBody):
-    """The same for /v1/responses. A conversation that the engine stores (`previous_response_id`) is not in it."""
+    """The fields of /v1/responses that scheduling uses; a stored conversation (`previous_response_id`) is not in it."""
 
-    measure: ClassVar[type[Measure]] = ResponsesMeasure
+    meter: ClassVar[type[AnswerMeter]] = ResponsesMeter
 
     input: Any = None
     instructions: Any = None
@@ -297,7 +297,7 @@ class ResponsesBody(CompletionBody):
 
     @property
     def one_answer(self) -> bool:
-        """Always."""
+        """True: the API has one answer for a request."""
         return True
 
     def text(self) -> str:
@@ -308,14 +308,14 @@ class ResponsesBody(CompletionBody):
 
     @property
     def lacks_usage(self) -> bool:
-        """Never: the last event reports the usage."""
+        """False: the last event reports the usage."""
         return False
 
 
 class MessagesBody(ChatBody):
-    """The same for /v1/messages of Anthropic's API."""
+    """The fields of /v1/messages, of Anthropic's API, that scheduling uses."""
 
-    measure: ClassVar[type[Measure]] = MessagesMeasure
+    meter: ClassVar[type[AnswerMeter]] = MessagesMeter
     takes_priority: ClassVar[bool] = False
 
     system: Any = None
@@ -329,7 +329,7 @@ class MessagesBody(ChatBody):
 
     @property
     def one_answer(self) -> bool:
-        """Always."""
+        """True: the API has one answer for a request."""
         return True
 
     def text(self) -> str:
@@ -340,7 +340,7 @@ class MessagesBody(ChatBody):
 
     @property
     def lacks_usage(self) -> bool:
-        """Never: the stream reports the usage."""
+        """False: the stream reports the usage."""
         return False
 
 

@@ -37,7 +37,7 @@ from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget, Caller, relay
 from lengthwise.gateway.tenants import Lease
 from lengthwise.gateway.types import Call, Outcome
-from lengthwise.gateway.usage import ResponsesMeasure
+from lengthwise.gateway.usage import ResponsesMeter
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
 from lengthwise.predictors.service import PredictionService
@@ -127,9 +127,9 @@ class Completions(Endpoint):
         hide_usage = self._config.stream_usage and counts and body.lacks_usage
         if hide_usage:
             raw = body.with_usage(raw)
-        measure = self._model.measure(hide_usage=hide_usage)
+        meter = self._model.meter(hide_usage=hide_usage)
         history = self._admit(job, body, caller)
-        call = Call(job, body, raw, caller, request_id, measure, history, tenant=lease.tenant.name, pinned=pinned)
+        call = Call(job, body, raw, caller, request_id, meter, history, tenant=lease.tenant.name, pinned=pinned)
         self._predict(call)
         self._calls[job.id] = call
         if self._tracing is not None:
@@ -161,7 +161,7 @@ class Completions(Endpoint):
         if self._traffic is not None and (trace := self._predictions.trace(job.id)) is not None:
             kept = self._config.keep_prompts
             self._traffic.add(request_row(call, trace, self._dispatcher.clock(), keep_prompt=kept))
-        tokens, cut = (call.measure.length if body.one_answer else None) or (None, False)
+        tokens, cut = (call.meter.length if body.one_answer else None) or (None, False)
         self._predictions.ended(job.id, tokens, censored=cut)
         job.used_tokens = None if body.one_answer else used or None
         if tokens is not None or job.started is None or job.used_tokens is not None:
@@ -241,7 +241,7 @@ class Completions(Endpoint):
                 await call.caller.end_with(error)
                 return "broken_stream"
             finally:
-                tokens, _ = call.measure.length or (0, True)
+                tokens, _ = call.meter.length or (0, True)
                 self._dispatcher.release(engine, call.job, tokens, call.ttft_s)
             await asyncio.sleep(wait_s)
 
@@ -317,7 +317,7 @@ class Completions(Endpoint):
         except EngineError as error:
             self._failed(engine, error)
             raise
-        if answer.is_stream and answer.status < 400 and not call.measure.done:
+        if answer.is_stream and answer.status < 400 and not call.meter.done:
             self._metrics.failed(engine, "unfinished")
             return "broken_stream"
         call.failed = answer.status >= 400
@@ -388,11 +388,11 @@ class Completions(Endpoint):
                 wait_s = self._retries.wait_s(len(call.refused_by), asked_s)
                 if wait_s is not None:
                     raise _RefusedError(engine, answer.status, wait_s)
-            await relay(answer, call.caller, call.request_id, call.measure, began)
+            await relay(answer, call.caller, call.request_id, call.meter, began)
         finally:
             answer.close()
-            if isinstance(call.measure, ResponsesMeasure) and call.measure.response_id is not None:
-                self._owners.add(call.measure.response_id, engine, call.tenant)
+            if isinstance(call.meter, ResponsesMeter) and call.meter.response_id is not None:
+                self._owners.add(call.meter.response_id, engine, call.tenant)
         return answer
 
 
@@ -406,21 +406,21 @@ def _charge(lease: Lease, call: Call) -> None:
 
 def _used_tokens(call: Call) -> int | None:
     """Return the tokens of prompt and answer; None if it has run and the engine did not report them."""
-    tokens, prompt = call.measure.tokens, call.measure.prompt_tokens
+    tokens, prompt = call.meter.tokens, call.meter.prompt_tokens
     if tokens is not None:
         return tokens + (call.job.prompt_tokens if prompt is None else prompt)
     return 0 if call.failed or call.job.started is None else None
 
 
 def _log_call(call: Call) -> None:
-    job, measure = call.job, call.measure
+    job, meter = call.job, call.meter
     call.caller.log(
         model=shortened(call.body.model),
         engine=call.engine,
-        prompt_tokens=job.prompt_tokens if measure.prompt_tokens is None else measure.prompt_tokens,
+        prompt_tokens=job.prompt_tokens if meter.prompt_tokens is None else meter.prompt_tokens,
         predicted_tokens=round(job.expected, 1),
         prediction=call.source,
-        completion_tokens=measure.tokens,
+        completion_tokens=meter.tokens,
         queue_s=None if job.started is None else round(job.started - job.arrival, 4),
         first_byte_s=None if call.first_byte_s is None else round(call.first_byte_s, 4),
         retries=len(call.refused_by),

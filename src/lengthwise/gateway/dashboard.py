@@ -47,7 +47,7 @@ _MAX_SNAPSHOTS: Final = 600  # then a viewer connects again, so that its access 
 _MAX_ROWS: Final = 24  # of each state, which is what fits on a screen; of one second for those that ended
 _HISTORY: Final = 800
 _BUCKET_S: Final = 15.0
-_LEVELS: Final = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95)
+_QUANTILES: Final = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95)
 _MIN_REPLAYED: Final = 50
 _MAX_ANSWER_S: Final = 120.0
 _MAX_QUESTION_BYTES: Final = 4096
@@ -225,7 +225,7 @@ class Dashboard:
             "tenants": recent.tenants.names,
             "sources": SOURCES,
             "bucket_s": _BUCKET_S,
-            "levels": {str(level): round(log_t.isf(1.0 - level, TIE_NU), 4) for level in _LEVELS},
+            "quantiles": {str(q): round(log_t.isf(1.0 - q, TIE_NU), 4) for q in _QUANTILES},
             "finished": [_finished(row) for row in rows[-_HISTORY:].tolist()],
             "series": series,
         }
@@ -244,7 +244,7 @@ class Dashboard:
         usual = (now - job.started) * engine.speed.tokens_per_s
         if call.body.stream and call.first_byte_s is None:
             usual = 0.0
-        return int(min(max(usual, call.measure.counted or 0), job.cap))
+        return int(min(max(usual, call.meter.counted or 0), job.cap))
 
     async def what_if(self, request: Request) -> Response:
         """Return what the last hour would have been under other policies and numbers of engines; one at a time."""

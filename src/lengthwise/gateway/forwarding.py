@@ -23,7 +23,7 @@ from lengthwise.gateway.json_fields import edit_fields, edited
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
 from lengthwise.gateway.stored_responses import ResponseOwners
-from lengthwise.gateway.streaming import BodyBudget, Caller, Measure, passed_headers, relay
+from lengthwise.gateway.streaming import AnswerMeter, BodyBudget, Caller, passed_headers, relay
 from lengthwise.gateway.tenants import Lease
 from lengthwise.gateway.types import Outcome
 
@@ -184,7 +184,7 @@ def _model_of_form(raw: bytes, delimiter: bytes) -> _Model:
 async def _pass(answer: EngineResponse, caller: Caller, request_id: bytes) -> Outcome:
     """Pass an answer on: JSON in one piece, events and anything else (audio) as it arrives."""
     if answer.is_stream or answer.is_json:
-        await relay(answer, caller, request_id, Measure(), lambda: None)
+        await relay(answer, caller, request_id, AnswerMeter(), lambda: None)
     else:
         headers = [*passed_headers(answer), (b"x-request-id", request_id)]
         await caller.start(answer.status, headers)

@@ -192,7 +192,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return not self._in_head and not self._idle and self._read_deadline < math.inf
 
     def _should_upgrade(self) -> bool:
-        """Always: uvicorn then leaves the request to `handle_websocket_upgrade`, in place of losing its body."""
+        """Return True: uvicorn then leaves the request to `handle_websocket_upgrade`, in place of losing its body."""
         return True
 
     def handle_websocket_upgrade(self) -> None:

@@ -74,12 +74,12 @@ class RecentRequests:
 
     def add(self, call: Call) -> None:
         """Record a request that has ended; one without an answer is only counted."""
-        job, tokens = call.job, call.measure.tokens
+        job, tokens = call.job, call.meter.tokens
         self.failed += call.failed
         if call.failed or tokens is None or job.started is None:
             return
-        length = call.measure.length
-        prompt = call.measure.prompt_tokens
+        length = call.meter.length
+        prompt = call.meter.prompt_tokens
         now = self._dispatcher.clock()
         row = (
             int(job.id),

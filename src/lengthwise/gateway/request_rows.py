@@ -19,15 +19,15 @@ from lengthwise.traffic.rows import RequestRow
 
 def request_row(call: Call, trace: PredictionTrace, now: float, *, keep_prompt: bool) -> RequestRow:
     """Return the row of a request that ends now, by the dispatcher's clock; its times are seconds since 1970."""
-    job, measure, body, scopes = call.job, call.measure, call.body, trace.scopes
+    job, meter, body, scopes = call.job, call.meter, call.body, trace.scopes
     since_1970 = time.time() - now
-    tokens, censored = (measure.length if body.one_answer else None) or (None, False)
-    counted = tokens is None or not measure.reported
+    tokens, censored = (meter.length if body.one_answer else None) or (None, False)
+    counted = tokens is None or not meter.reported
     if tokens is None and body.one_answer:
-        tokens = measure.counted
+        tokens = meter.counted
     outcome = call.outcome
     if outcome is None:  # clients may close the connection at the last event
-        outcome = "ok" if measure.done or measure.finish_reason is not None else "cancelled"
+        outcome = "ok" if meter.done or meter.finish_reason is not None else "cancelled"
     mu, sigma = _pair(trace.prediction)
     if mu is None and call.source != "prior":
         mu, sigma = job.mu, job.sigma
@@ -38,13 +38,13 @@ def request_row(call: Call, trace: PredictionTrace, now: float, *, keep_prompt: 
         first_token_s=None if call.ttft_s is None or job.started is None else job.started + call.ttft_s + since_1970,
         finished_s=now + since_1970,
         outcome=outcome,
-        finish_reason=measure.finish_reason,
+        finish_reason=meter.finish_reason,
         censored=censored,
         request_id=shortened(call.request_id.decode("latin-1")),
         tenant=call.tenant,
         llm=shortened(body.llm),
         engine=call.engine,
-        input_tokens=measure.prompt_tokens,
+        input_tokens=meter.prompt_tokens,
         input_bytes=len(call.raw),
         output_tokens=tokens,
         counted=counted and tokens is not None,

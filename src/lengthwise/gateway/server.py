@@ -162,7 +162,7 @@ def run_app(
     on_ready: Callable[[], None] | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Serve an application in the same way."""
+    """Serve an application until SIGINT or SIGTERM, then let running requests finish."""
     fitting = most_connections(file_limit())
     limits = replace(limits, max_connections=min(fitting, limits.max_connections or fitting))
     try:

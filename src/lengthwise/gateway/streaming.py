@@ -22,7 +22,7 @@ _WHOLE: Final = frozenset({b"stop", b"tool_calls", b"function_call"})
 _MAX_TOKENS: Final = 1 << 31  # no answer is that long; a larger count is not used
 
 
-class Measure:
+class AnswerMeter:
     """Measures the length of one answer. With `hide_usage` the usage event is removed from the client's stream.
 
     Nothing that an engine sends raises here: what cannot be read is not measured.
@@ -208,7 +208,7 @@ class Caller:
         self.held_bytes = 0  # of the body, taken from a budget
         self.streams = False  # the answer is a stream of events
         self.error_format: ErrorFormat = "openai"
-        self.measure: Measure | None = None  # of the stream
+        self.meter: AnswerMeter | None = None  # of the stream
         self._event_ended = True
         self._ended = False
 
@@ -308,7 +308,7 @@ class Caller:
         if not self.answered:
             await self.fail(error, request_id)
         elif self.streams and not self._ended:
-            number = 0 if self.measure is None else self.measure.next_event
+            number = 0 if self.meter is None else self.meter.next_event
             event = error.event_in(self.error_format, number)
             await self.write((b"" if self._event_ended else b"\n\n") + event, last=True)
 
@@ -351,7 +351,7 @@ async def relay(
     answer: EngineResponse,
     caller: Caller,
     request_id: bytes | None,
-    measure: Measure,
+    meter: AnswerMeter,
     on_first_byte: Callable[[], None],
 ) -> None:
     """Pass an engine's answer on and measure it: events as they arrive, anything else in one piece.
@@ -365,19 +365,19 @@ async def relay(
     if not answer.is_stream:
         body = await answer.read()
         on_first_byte()
-        measure.whole(body)
+        meter.whole(body)
         await caller.answer(answer.status, headers, body)
         return
     reader = EventReader()
     caller.streams = True
-    caller.measure = measure
+    caller.meter = meter
     try:
         while data := await answer.chunk():
             if not caller.answered:
                 on_first_byte()
                 await caller.start(answer.status, headers)
             # An incomplete line is held back, so that an error event after a break is never inside it.
-            if (lines := reader.feed(data)) and (lines := measure.lines(lines)):
+            if (lines := reader.feed(data)) and (lines := meter.lines(lines)):
                 await caller.write(lines)
     except EngineError as error:
         if caller.answered:
@@ -385,7 +385,7 @@ async def relay(
         raise
     if not caller.answered:
         await caller.start(answer.status, headers)
-    await caller.write(measure.lines(reader.held), last=True)
+    await caller.write(meter.lines(reader.held), last=True)
 
 
 def passed_headers(answer: EngineResponse, *, own_id: bool = False) -> list[tuple[bytes, bytes]]:

@@ -49,38 +49,38 @@ _MINUTE_S: Final = 60.0
 class TokenBucket:
     """At most `per_minute` in the long run, and as much at once after a minute without use.
 
-    level(t) = min(per_minute, level(s) + (t - s) * per_minute / 60)
+    left(t) = min(per_minute, left(s) + (t - s) * per_minute / 60)
     Over any time of T seconds at most per_minute * (1 + T / 60) is taken, and an amount larger than `per_minute`, which
     needs a full bucket and leaves it in debt.
     """
 
-    __slots__ = ("_at", "_level", "per_minute")
+    __slots__ = ("_at", "_left", "per_minute")
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
-        self._level = float(per_minute)
+        self._left = float(per_minute)
         self._at = now
 
-    def level(self, now: float) -> float:
+    def left(self, now: float) -> float:
         """Return what may be taken now; negative in debt."""
-        self._level = min(self.per_minute, self._level + max(0.0, now - self._at) * self.per_minute / _MINUTE_S)
+        self._left = min(self.per_minute, self._left + max(0.0, now - self._at) * self.per_minute / _MINUTE_S)
         self._at = max(self._at, now)
-        return self._level
+        return self._left
 
     def wait_s(self, amount: float, now: float) -> float:
         """Return the seconds until `amount` may be taken; 0 if it may be now."""
-        missing = min(amount, self.per_minute) - self.level(now)
+        missing = min(amount, self.per_minute) - self.left(now)
         return max(0.0, missing * _MINUTE_S / self.per_minute)
 
     def take(self, amount: float, now: float) -> None:
         """Take an amount without a check; a negative one is given back."""
-        self._level = min(self.per_minute, self.level(now) - amount)
+        self._left = min(self.per_minute, self.left(now) - amount)
 
     def resize(self, per_minute: int, now: float) -> None:
         """Change the limit; what was taken stays taken."""
-        taken = self.per_minute - self.level(now)
+        taken = self.per_minute - self.left(now)
         self.per_minute = per_minute
-        self._level = per_minute - taken
+        self._left = per_minute - taken
 
 
 class Account:
@@ -88,7 +88,7 @@ class Account:
 
     def __init__(self, tenant: TenantConfig, now: float) -> None:
         self.tenant = tenant
-        self.running = 0
+        self.open_requests = 0
         """Its requests, waiting and running."""
         self.admitted = 0
         self.tokens = 0
@@ -122,13 +122,13 @@ class Lease:
         self._clock = clock
         self._charged = 0
         tenant, bucket, now = account.tenant, account.requests_left, clock()
-        if tenant.concurrency is not None and account.running >= tenant.concurrency:
+        if tenant.concurrency is not None and account.open_requests >= tenant.concurrency:
             raise self._refuse("concurrency", f"{tenant.concurrency} requests at once", 1.0)
         if bucket is not None:
             if wait_s := bucket.wait_s(1, now):
                 raise self._refuse("requests", f"{bucket.per_minute} requests per minute", wait_s)
             bucket.take(1, now)
-        account.running += 1
+        account.open_requests += 1
         account.admitted += 1
 
     @property
@@ -153,7 +153,7 @@ class Lease:
 
     def release(self) -> None:
         """End the request."""
-        self._account.running -= 1
+        self._account.open_requests -= 1
 
     @property
     def headers(self) -> list[Header]:
@@ -174,7 +174,7 @@ class Lease:
 
 
 def _headers(name: str, bucket: TokenBucket, now: float) -> Iterable[Header]:
-    left = bucket.level(now)
+    left = bucket.left(now)
     values = {
         "limit": str(bucket.per_minute),
         "remaining": str(max(0, math.floor(left))),
@@ -290,15 +290,16 @@ class Tenants:
         """Return the metrics by tenant."""
         admitted = CounterMetricFamily("lengthwise_tenant_requests", "Requests admitted.", labels=["tenant"])
         tokens = CounterMetricFamily("lengthwise_tenant_tokens", "Tokens of prompts and answers.", labels=["tenant"])
-        running = GaugeMetricFamily("lengthwise_tenant_running", "Requests, waiting and running.", labels=["tenant"])
+        text = "Open requests of a tenant, waiting and running, which its `concurrency` limits."
+        opened = GaugeMetricFamily("lengthwise_tenant_open_requests", text, labels=["tenant"])
         refused = CounterMetricFamily("lengthwise_tenant_refused", "Requests refused.", labels=["tenant", "limit"])
         for name, account in self._accounts.items():
             admitted.add_metric([name], account.admitted)
             tokens.add_metric([name], account.tokens)
-            running.add_metric([name], account.running)
+            opened.add_metric([name], account.open_requests)
             for limit, count in account.refused.items():
                 refused.add_metric([name, limit], count)
-        yield from (admitted, tokens, running, refused)
+        yield from (admitted, tokens, opened, refused)
         text = "Requests with a missing or unknown key."
         yield CounterMetricFamily("lengthwise_unauthorized", text, self.unauthorized)
 

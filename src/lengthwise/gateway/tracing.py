@@ -81,11 +81,11 @@ class Tracing:
 
     def end(self, span: Span, call: Call) -> None:
         """End the span of a request with what is known about it."""
-        job, measure = call.job, call.measure
+        job, meter = call.job, call.meter
         found: dict[str, Any] = {
             "gen_ai.response.model": job.llm,
-            "gen_ai.usage.input_tokens": measure.prompt_tokens,
-            "gen_ai.usage.output_tokens": measure.tokens,
+            "gen_ai.usage.input_tokens": meter.prompt_tokens,
+            "gen_ai.usage.output_tokens": meter.tokens,
             "gen_ai.latency.e2e": self._dispatcher.clock() - job.arrival,
             "gen_ai.latency.time_to_first_token": call.first_byte_s,
             "gen_ai.latency.time_in_queue": None if job.started is None else job.started - job.arrival,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from lengthwise.gateway.bodies import CompletionBody
 from lengthwise.gateway.engine_state import GatewayEngine
-from lengthwise.gateway.streaming import Caller, Measure
+from lengthwise.gateway.streaming import AnswerMeter, Caller
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
 from lengthwise.predictors.contract import PredictionInput
@@ -34,7 +34,7 @@ class Call:
     raw: bytes
     caller: Caller
     request_id: bytes
-    measure: Measure
+    meter: AnswerMeter
     history: LengthDistribution | None
     """The prediction from the LLM's history at its arrival."""
     ttft_s: float | None = None

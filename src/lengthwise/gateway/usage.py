@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Final
 
 from lengthwise.client.sse import count_deltas, payloads
-from lengthwise.gateway.streaming import Measure, count_tokens
+from lengthwise.gateway.streaming import AnswerMeter, count_tokens
 
 # A JSON string holds no bare quotes, so text that mentions these does not match.
 _RESPONSE_END: Final = re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete|failed)"')
@@ -18,7 +18,7 @@ _ID: Final = re.compile(rb'"id"\s*:\s*"([^"\\]{1,200})"')
 _MESSAGE_WHOLE: Final = frozenset({"end_turn", "stop_sequence", "tool_use"})
 
 
-class _NamedEvents(Measure, ABC):
+class _NamedEvents(AnswerMeter, ABC):
     """Measures by the events that a pattern finds; the others are only counted, about one token for each delta."""
 
     wanted: ClassVar[re.Pattern[bytes]]
@@ -60,7 +60,7 @@ class _NamedEvents(Measure, ABC):
         self._reasons = [b"stop" if whole else b"length"]
 
 
-class ResponsesMeasure(_NamedEvents):
+class ResponsesMeter(_NamedEvents):
     """Measures an answer of /v1/responses: `usage.output_tokens`, censored where `status` is `incomplete`."""
 
     wanted = _RESPONSE_END
@@ -98,7 +98,7 @@ class ResponsesMeasure(_NamedEvents):
         self._answer(answer if isinstance(answer, dict) else {})
 
 
-class MessagesMeasure(_NamedEvents):
+class MessagesMeter(_NamedEvents):
     """Measures an answer of /v1/messages: `usage.output_tokens`, censored unless `stop_reason` is its own end."""
 
     wanted = _MESSAGE_USAGE

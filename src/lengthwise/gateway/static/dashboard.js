@@ -2,7 +2,7 @@
 'use strict';
 
 const API = 'lengthwise/v1/';
-const LEVELS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
+const QUANTILES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 const DECADES = 4; // of the token axis: 1 to 10,000
 const KEPT = 800;
 const $ = id => document.getElementById(id);
@@ -43,7 +43,7 @@ const waitingRequest = row => ({ ...common(row), waited: row[7] });
 const runningRequest = row => ({ ...common(row), engine: row[7], soFar: row[8], ran: row[9] });
 const endedRequest = row => ({ ...common(row), tokens: row[7], cut: row[8], queued: row[9], ttft: row[10], e2e: row[11], policy: row[12], at: row[13] });
 // A prediction is a log-t: quantile = min(cap, exp(mu + sigma * t)).
-const quantile = (r, level) => Math.min(r.cap, Math.exp(r.mu + r.sigma * state.history.levels[level]));
+const quantile = (r, q) => Math.min(r.cap, Math.exp(r.mu + r.sigma * state.history.quantiles[q]));
 const predicted = r => r.source > 0;
 const tenantName = number => state.last?.tenants[number] ?? state.history.tenants[number] ?? '';
 
@@ -118,7 +118,7 @@ class Lane {
 const lanes = { queue: new Lane('lane-queue'), slots: new Lane('lane-slots', 'sofar'), ended: new Lane('lane-ended', 'came') };
 
 function prediction(r) {
-  const [low, mid, high] = [0.05, 0.5, 0.95].map(level => count(quantile(r, level)));
+  const [low, mid, high] = [0.05, 0.5, 0.95].map(q => count(quantile(r, q)));
   const from = predicted(r) ? 'predicted by ' + state.history.sources[r.source] : 'not predicted: the wide prior';
   return `${tenantName(r.tenant)}, prompt of ${count(r.prompt)} tokens, ${from}: ${low} to ${high} tokens, median ${mid}`;
 }
@@ -189,7 +189,7 @@ function drawCalibration() {
   const covered = answers.filter(inside).length / answers.length;
   $('coverage').replaceChildren(answers.length ? Math.round(100 * covered) + '' : '–', element('small', { textContent: answers.length ? '%' : '' }));
   drawScatter(answers, inside);
-  const shares = LEVELS.map(level => answers.filter(r => r.tokens <= quantile(r, level) + 0.5).length / answers.length);
+  const shares = QUANTILES.map(q => answers.filter(r => r.tokens <= quantile(r, q) + 0.5).length / answers.length);
   drawReliability(answers.length ? shares : []);
   $('calibration-words').textContent = answers.length
     ? `The 90 % interval holds ${Math.round(100 * covered)} % of the last ${count(answers.length)} answers; ${Math.round(100 * shares[4])} % are below the median.`
@@ -223,7 +223,7 @@ function drawScatter(answers, inside) {
 function drawReliability(shares) {
   const [w, h, left, bottom] = space($('reliability'));
   const x = v => left + (w - left - 8) * v, y = v => h - bottom - (h - bottom - 8) * v;
-  const points = shares.map((share, i) => `${x(LEVELS[i]).toFixed(1)} ${y(share).toFixed(1)}`);
+  const points = shares.map((share, i) => `${x(QUANTILES[i]).toFixed(1)} ${y(share).toFixed(1)}`);
   $('reliability').setAttribute('viewBox', `0 0 ${w} ${h}`);
   $('reliability').replaceChildren(
     ...[0, 0.5, 1].flatMap(t => [
@@ -234,7 +234,7 @@ function drawReliability(shares) {
     ...(points.length ? [shape('path', { class: 'line', stroke: 'var(--predicted)', d: 'M' + points.join('L') }),
       shape('path', { class: 'dots', d: points.map(p => `M${p}h0`).join('') })] : []));
   $('reliability').setAttribute('aria-label', shares.length
-    ? 'Share of answers below predicted quantiles: ' + shares.map((s, i) => `${Math.round(100 * LEVELS[i])} %: ${Math.round(100 * s)} %`).join(', ')
+    ? 'Share of answers below predicted quantiles: ' + shares.map((s, i) => `${Math.round(100 * QUANTILES[i])} %: ${Math.round(100 * s)} %`).join(', ')
     : 'No answers yet');
 }
 

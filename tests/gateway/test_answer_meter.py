@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.streaming import Measure
+from lengthwise.gateway.streaming import AnswerMeter
 
 
 def event(**fields: object) -> bytes:
@@ -29,11 +29,11 @@ DONE = b"data: [DONE]\n\n"
 
 @pytest.mark.parametrize(("reason", "cut"), [("stop", False), ("tool_calls", False), ("length", True), ("abort", True)])
 def test_length_and_censoring_are_read_from_an_answer_in_one_piece(reason: str, cut: bool) -> None:
-    measure = Measure()
+    meter = AnswerMeter()
     text = 'it has "completion_tokens": 99 and "finish_reason": "stop"'
     choice = {"index": 0, "message": {"content": text}, "finish_reason": reason}
-    measure.whole(json.dumps({"choices": [choice], "usage": {"completion_tokens": 12}}).encode())
-    assert measure.length == (12, cut)
+    meter.whole(json.dumps({"choices": [choice], "usage": {"completion_tokens": 12}}).encode())
+    assert meter.length == (12, cut)
 
 
 @pytest.mark.parametrize(
@@ -47,23 +47,23 @@ def test_length_and_censoring_are_read_from_an_answer_in_one_piece(reason: str, 
     ],
 )
 def test_an_answer_without_one_length_has_none(body: bytes) -> None:
-    measure = Measure()
-    measure.whole(body)
-    assert measure.length is None
+    meter = AnswerMeter()
+    meter.whole(body)
+    assert meter.length is None
 
 
 def test_a_stream_without_usage_has_no_length() -> None:
-    measure = Measure()
+    meter = AnswerMeter()
     for line in [*words(5, "stop"), DONE]:
-        assert measure.lines(line) == line
-    assert measure.length is None, "an event may hold several tokens"
+        assert meter.lines(line) == line
+    assert meter.length is None, "an event may hold several tokens"
 
 
 def test_the_length_of_a_broken_stream_is_censored_at_its_events() -> None:
-    measure = Measure()
+    meter = AnswerMeter()
     for line in words(5, None):
-        measure.lines(line)
-    assert measure.length == (5, True)
+        meter.lines(line)
+    assert meter.length == (5, True)
 
 
 @given(st.lists(st.integers(0, 12), max_size=8), st.booleans(), st.sampled_from([b"\n", b"\r\n"]))
@@ -71,16 +71,16 @@ def test_only_the_usage_event_is_removed_from_a_stream_in_any_pieces(cuts: list[
     events = [each.replace(b"\n", end) for each in [*words(5, "stop"), USAGE, b": a comment\n\n", DONE]]
     lines = b"".join(events).splitlines(keepends=True)
     places = sorted({0, len(lines), *(cut % len(lines) for cut in cuts)})
-    measure = Measure(hide_usage=hide)
-    passed = b"".join(measure.lines(b"".join(lines[start:stop])) for start, stop in pairwise(places))
+    meter = AnswerMeter(hide_usage=hide)
+    passed = b"".join(meter.lines(b"".join(lines[start:stop])) for start, stop in pairwise(places))
     expected = [each for each in events if not hide or b'"usage"' not in each]
     assert passed == b"".join(expected)
-    assert measure.length == (7, False)
+    assert meter.length == (7, False)
 
 
 def test_usage_in_an_event_with_text_is_not_removed() -> None:
-    measure = Measure(hide_usage=True)
+    meter = AnswerMeter(hide_usage=True)
     both = event(choices=[{"index": 0, "finish_reason": "stop"}], usage={"completion_tokens": 3})
     odd = b'data: "usage" of a word\n\n'
-    assert measure.lines(both + odd) == both + odd
-    assert measure.length == (3, False)
+    assert meter.lines(both + odd) == both + odd
+    assert meter.length == (3, False)
