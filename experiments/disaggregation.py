@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from experiments.study import Call, Run, SeededGrid, SeedResults, Study, sections
+from experiments.study import Call, Run, SeededGrid, Study, sections
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports.runs import NAMES
@@ -34,6 +34,7 @@ from lengthwise.simulator import (
 )
 from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.grid import Metric, Statistic
+from lengthwise.simulator.tasks import SeedResults
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw
 from lengthwise.workloads.generators import DiscreteLengths, react_workload
 from lengthwise.workloads.traces import find_trace

@@ -38,13 +38,13 @@ from experiments.routing import (
     places,
     routing_task,
 )
-from experiments.study import Call, Claim, Run, SeededGrid, SeedResults, Study, sections
+from experiments.study import Call, Claim, Run, SeededGrid, Study, sections
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports.figures import COLOURS, figure, legend, log_tokens, save
 from lengthwise.reports.tables import Table, multiple, seconds, share
 from lengthwise.simulator import Fleet, Outcome, simulate
-from lengthwise.simulator.tasks import CapacityTask, Setting
+from lengthwise.simulator.tasks import CapacityTask, SeedResults, Setting
 from lengthwise.workloads.datasets import PACKAGED
 from lengthwise.workloads.traces import SAMPLE_ONLY
 

@@ -14,9 +14,8 @@ from typing import ClassVar, Final, Literal
 
 import numpy as np
 
-from experiments.study import SeedResults
 from lengthwise.simulator.routing import routing_time_s
-from lengthwise.simulator.tasks import Setting, SimulationTask
+from lengthwise.simulator.tasks import SeedResults, Setting, SimulationTask
 from lengthwise.workloads import (
     DiscreteLengths,
     LengthSamples,

@@ -51,7 +51,7 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lengthwise.errors import InputError
-from lengthwise.intervals import Ratio, over_seeds
+from lengthwise.intervals import Ratio
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.reports.page import Figure, Origin, command_line, html_page
 from lengthwise.reports.tables import Table, multiple, to_json
@@ -85,28 +85,6 @@ class SeededGrid:
     def __post_init__(self) -> None:
         if self.seeds < 2:
             raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeedResults:
-    """The result of one setting for each seed. A figure is named by its path in a result: `"e2e_s", "mean"`."""
-
-    seeds: tuple[dict[str, Any], ...]
-
-    def values(self, *path: str) -> list[float]:
-        """A figure by seed, NaN where there is none."""
-        found: list[Any] = list(self.seeds)
-        for name in path:
-            found = [each[name] for each in found]
-        return [math.nan if value is None else float(value) for value in found]
-
-    def mean(self, *path: str) -> float:
-        """A figure averaged over seeds."""
-        return float(np.mean(self.values(*path)))
-
-    def over(self, base: SeedResults, *path: str) -> Ratio:
-        """Ratio to another setting on the same seeds with its 95 % interval; 1 to itself."""
-        return Ratio(1.0, 1.0, 1.0) if base is self else over_seeds(self.values(*path), base.values(*path))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from experiments.length_families.families import FAMILIES
+from lengthwise.intervals import draw_counts, interval
 from lengthwise.lengths.families import LOGNORMAL, LOGT, Family
 from lengthwise.lengths.fit import RowFits, fit_rows
 
@@ -141,14 +142,12 @@ def means_by_cluster(
     _, index = np.unique(cluster, return_inverse=True)
     counts = np.bincount(index, weights=count.astype(np.float64))
     sums = np.column_stack([np.bincount(index, weights=column) for column in totals.T])
-    share = np.full(len(counts), 1 / len(counts))
     means = np.empty((_RESAMPLES, sums.shape[1]))
     for first in range(0, _RESAMPLES, _RESAMPLES_AT_ONCE):
-        drawn = rng.multinomial(len(counts), share, size=_RESAMPLES_AT_ONCE).astype(float)
+        drawn = draw_counts(len(counts), seed=rng, resamples=_RESAMPLES_AT_ONCE).astype(float)
         means[first : first + len(drawn)] = (drawn @ sums) / (drawn @ counts)[:, None]
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
     middle = sums.sum(axis=0) / counts.sum()
-    return [ConfidenceInterval(*(float(value) for value in column)) for column in zip(middle, low, high, strict=True)]
+    return [ConfidenceInterval(float(mean), *interval(drawn)) for mean, drawn in zip(middle, means.T, strict=True)]
 
 
 def unround(lengths: Array, rng: np.random.Generator) -> Array:

@@ -68,10 +68,12 @@ def _log_ratios(ours: Sequence[float], base: Sequence[float]) -> Floats:
 
 
 def over_seeds(ours: Sequence[float], base: Sequence[float]) -> Ratio:
-    """Ratio of one figure per seed, at least two."""
+    """Geometric mean of the seeds' ratios, with Student's t interval of their logarithms; no interval for one seed."""
     logs = _log_ratios(ours, base)
     if not np.isfinite(logs).all():
         return Ratio.none()
+    if len(logs) == 1:
+        return Ratio(ours[0] / base[0], math.nan, math.nan)
     middle = float(logs.mean())
     half_width = float(special.stdtrit(len(logs) - 1, (1 + LEVEL) / 2) * logs.std(ddof=1) / math.sqrt(len(logs)))
     return Ratio(math.exp(middle), math.exp(middle - half_width), math.exp(middle + half_width))

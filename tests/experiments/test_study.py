@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import experiments.__main__ as command
 from experiments import NAMES
-from experiments.study import Call, Claim, Run, SeedResults, Study, sections, table_of
+from experiments.study import Call, Claim, Run, Study, sections, table_of
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports.tables import Table
@@ -218,14 +217,6 @@ def test_grid_and_content_of_named_files_are_part_of_the_key(tmp_path: Path) -> 
     other.write_text("two")
     keys = {TOY.key(grid) for grid in (Grid(), Grid((5, 6)), Grid(file=file), Grid(file=other))}
     assert len(keys) == 4
-
-
-def test_a_ratio_over_seeds_is_of_the_figure_that_the_path_names() -> None:
-    ours, base = (SeedResults(seeds=tuple({"e2e_s": {"mean": x}} for x in values)) for values in ((2, 8), (1, 1)))
-    assert ours.mean("e2e_s", "mean") == 5.0
-    assert ours.over(base, "e2e_s", "mean").ratio == pytest.approx(4.0)
-    assert ours.over(ours, "e2e_s", "mean") == Ratio(1.0, 1.0, 1.0)
-    assert np.isnan(SeedResults(seeds=({"transfer_s": None},)).mean("transfer_s"))
 
 
 def test_a_section_begins_where_the_first_cell_changes() -> None:

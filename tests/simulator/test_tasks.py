@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
+from lengthwise.intervals import Ratio
 from lengthwise.reports.compare import compare
 from lengthwise.simulator import Pools, predict_workload, simulate
 from lengthwise.simulator.grid import Plan, run_grid
@@ -20,6 +22,7 @@ from lengthwise.simulator.tasks import (
     CapacityTask,
     DrawnSetting,
     ResultCache,
+    SeedResults,
     SimulationTask,
     Steps,
     TaskRunner,
@@ -91,6 +94,17 @@ def test_results_by_seed_are_those_of_each_setting(tmp_path: Path) -> None:
         20: [20, 21, 22],
     }
     assert (runner.from_cache, runner.computed) == (0, 6)
+
+
+def test_a_ratio_over_seeds_is_of_the_figure_that_the_path_names() -> None:
+    ours, base = (SeedResults(seeds=tuple({"e2e_s": {"mean": x}} for x in values)) for values in ((2, 8), (1, 1)))
+    assert ours.mean("e2e_s", "mean") == 5.0
+    assert ours.over(base, "e2e_s", "mean").ratio == pytest.approx(4.0)
+    assert ours.over(ours, "e2e_s", "mean") == Ratio(1.0, 1.0, 1.0)
+    assert np.isnan(SeedResults(seeds=({"transfer_s": None},)).mean("transfer_s"))
+    one, other = (SeedResults(seeds=({"x": x},)) for x in (2, 4))
+    assert one.over(other, "x").ratio == 0.5
+    assert np.isnan(one.over(other, "x").low), "one seed has no interval"
 
 
 def test_steps_add_up_to_the_whole() -> None:

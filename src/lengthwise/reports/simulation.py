@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.reports.latency_figures import figures
 from lengthwise.reports.page import Document, Origin
 from lengthwise.reports.runs import NAMES, ReportedRun, figure_name, judged, pooled, predictor_label
@@ -26,6 +25,7 @@ from lengthwise.simulator.grid import (
 )
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
 from lengthwise.simulator.sweep import SweepResult
+from lengthwise.simulator.tasks import SeedResults
 
 _WAITING: Final = 0.01
 _AGAINST: Final[tuple[tuple[Metric, Statistic], ...]] = (
@@ -250,9 +250,14 @@ def sweep_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
             if key[2:4] != level:
                 level, base = key[2:4], cell
             body.append(
-                [*_names(key), *(seconds(_mean(cell, *what)) for what in _FIGURES), multiple(_over(cell, base), 2)]
+                [
+                    *_names(key),
+                    *(seconds(cell.mean(*what)) for what in _FIGURES),
+                    multiple(cell.over(base, "e2e_s", "mean"), 2),
+                ]
             )
-        notes = [f"Means over {len(next(iter(cells.values())))} seeds; the last column is over the first of its load."]
+        seeds = len(next(iter(cells.values())).seeds)
+        notes = [f"Means over {seeds} seeds; the last column is over the first of its load."]
         # A router, policy or predictor that is the same everywhere is in a note, not in a column.
         same = [each for each in (1, 2, 3) if len({row[each] for row in body}) == 1]
         notes += [f"{columns[each]}: {body[0][each]}" for each in same]
@@ -265,42 +270,18 @@ def sweep_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     return tables
 
 
-def _sweep_cells(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+def _sweep_cells(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], SeedResults]:
     """Return the rows of each cell, one per seed."""
     cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         cells.setdefault(tuple(row[name] for name in (*_LEVEL, *_COMPARED_BY)), []).append(row)
-    return cells
+    return {name: SeedResults(seeds=tuple(seeds)) for name, seeds in cells.items()}
 
 
 def _names(key: tuple[Any, ...]) -> list[str]:
     load, rate, router, policy, predictor = key[2:]
     level = f"{load:.2f}" if load is not None else "own" if rate is None else f"{rate:g}/s"
     return [level, router, policy, predictor_label(predictor) or "–"]
-
-
-def _values(cell: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> list[float]:
-    values = [row[metric][statistic] for row in cell]
-    return [math.nan if value is None else float(value) for value in values]
-
-
-def _mean(cell: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> float:
-    values = _values(cell, metric, statistic)
-    return sum(values) / len(values)
-
-
-def _over(
-    cell: Sequence[Mapping[str, Any]],
-    base: Sequence[Mapping[str, Any]],
-    metric: str = "e2e_s",
-    statistic: str = "mean",
-) -> Ratio:
-    if cell is base:
-        return Ratio(1.0, 1.0, 1.0)
-    ours, theirs = (_values(each, metric, statistic) for each in (cell, base))
-    if len(ours) > 1:
-        return over_seeds(ours, theirs)
-    return Ratio(ours[0] / theirs[0] if theirs[0] else math.nan, math.nan, math.nan)
 
 
 def runs_of(grid: Grid) -> list[ReportedRun]:
@@ -335,12 +316,12 @@ def sweep_runs(rows: Sequence[Mapping[str, Any]]) -> list[ReportedRun]:
         workload, fleet, load, rate, router, policy, predictor = key
         base = next((other for name, other in cells.items() if name[:4] == key[:4] and name[5] == BASELINE), None)
         latency: dict[str, dict[str, float]] = {
-            name: {each: _mean(cell, name, each) for each in STATISTICS} for name in METRICS
+            name: {each: cell.mean(name, each) for each in STATISTICS} for name in METRICS
         }
-        ratios = {} if base is None else {figure_name(*what): _over(cell, base, *what) for what in COMPARED}
+        ratios = {} if base is None else {figure_name(*what): cell.over(base, *what) for what in COMPARED}
         level = f"load {load:.2f}" if load is not None else "its own arrivals" if rate is None else f"{rate:g}/s"
         number = math.nan if load is None and rate is None else float(load or rate)
-        profile = pooled([LatencyProfile.read(row["profile"]) for row in cell])
+        profile = pooled([LatencyProfile.read(row["profile"]) for row in cell.seeds])
         found.append(
             ReportedRun(policy, predictor, router, f"{workload} on {fleet}", level, number, latency, ratios, profile)
         )

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from lengthwise.errors import InputError
-from lengthwise.intervals import Ratio, over_seeds
+from lengthwise.intervals import Ratio
 from lengthwise.reports.latency_figures import figures, latency_by_length, latency_over_time, ratio_intervals
 from lengthwise.reports.page import Document, Figure, Origin
 from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, figure_name, judged, top_level
 from lengthwise.reports.simulation import sweep_runs
 from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.reports.verdict import Verdict, on_change, on_policies
+from lengthwise.simulator.tasks import SeedResults
 
 _SETTING: Final = ("workload", "content_hash", "fleet", "seeds", "requests", "slo", "url", "model")
 
@@ -244,7 +245,7 @@ def _ratio(
     statistic: str,
 ) -> Ratio:
     if len(by_seed[0]) == len(by_seed[1]) > 1:
-        before, after = ([each[metric][statistic] or math.nan for each in seeds] for seeds in by_seed)
-        return over_seeds(after, before)
+        before, after = (SeedResults(seeds=tuple(seeds)) for seeds in by_seed)
+        return after.over(before, metric, statistic)
     old, new = (run.latency.get(metric, {}).get(statistic, math.nan) for run in (first, second))
     return Ratio(new / old if old else math.nan, math.nan, math.nan)

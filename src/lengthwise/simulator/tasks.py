@@ -9,9 +9,10 @@ as tasks. `SimulationTask.outcome` is the same simulation in this process, with 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import signal
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -19,8 +20,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+import numpy as np
+
 from lengthwise.errors import InputError
 from lengthwise.files import atomic_path
+from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.simulator.cluster import Capacity, as_predictions, at_rate, measure_capacity, simulate
 from lengthwise.simulator.disaggregated import Pools
@@ -253,6 +257,28 @@ class TaskRunner:
         """Return the results of each setting for every seed; seeds are the outer loop: neighbours share a workload."""
         found = self.results(label, [task(setting, seed) for seed in range(seeds) for setting in settings])
         return {setting: tuple(found[place :: len(settings)]) for place, setting in enumerate(settings)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedResults:
+    """The result of one setting for each seed. A figure is named by its path in a result: `"e2e_s", "mean"`."""
+
+    seeds: tuple[Mapping[str, Any], ...]
+
+    def values(self, *path: str) -> list[float]:
+        """A figure by seed, NaN where there is none."""
+        found: list[Any] = list(self.seeds)
+        for name in path:
+            found = [each[name] for each in found]
+        return [math.nan if value is None else float(value) for value in found]
+
+    def mean(self, *path: str) -> float:
+        """A figure averaged over seeds."""
+        return float(np.mean(self.values(*path)))
+
+    def over(self, base: SeedResults, *path: str) -> Ratio:
+        """Ratio to another setting on the same seeds with its 95 % interval; 1 to itself."""
+        return Ratio(1.0, 1.0, 1.0) if base is self else over_seeds(self.values(*path), base.values(*path))
 
 
 class Steps:
