@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.figures import COLOURS, boxes, describe, figure, save
 from experiments.study import Study
-from lengthwise.reports.figures import COLOURS, boxes, describe, figure, save, short_name
+from lengthwise.llm_names import short_name
 from lengthwise.reports.tables import Table, share
 from lengthwise.workloads import LengthSamples
 

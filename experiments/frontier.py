@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
+from experiments.figures import COLOURS, GREY, figure, legend, save
 from experiments.study import Run, SeededGrid, Study, predictions_by_prompt
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.predictors.resolve import parse_predictor_spec
-from lengthwise.reports.figures import COLOURS, GREY, figure, legend, save
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.simulator.cluster import at_rate

@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from experiments.figures import COLOURS, GREY, figure, legend, save
 from experiments.length_families.families import FAMILIES, GAMMA, WEIBULL
 from experiments.length_families.goodness import ks_critical, ks_statistic
 from experiments.study import Run, Study
@@ -30,7 +31,6 @@ from lengthwise.lengths.families import LOGNORMAL, LOGT, Family
 from lengthwise.lengths.fit import fit_rows
 from lengthwise.predictors.contract import PredictionInput
 from lengthwise.predictors.resolve import load_predictor
-from lengthwise.reports.figures import COLOURS, GREY, figure, legend, save
 from lengthwise.reports.tables import Table, signed
 from lengthwise.workloads import LengthSamples
 

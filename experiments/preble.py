@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
+from experiments.figures import COLOURS, figure, legend, log_tokens, save
 from experiments.routing import (
     ENGINE,
     EXAMPLES,
@@ -41,7 +42,6 @@ from experiments.routing import (
 from experiments.study import Call, Claim, Run, SeededGrid, Study, sections
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
-from lengthwise.reports.figures import COLOURS, figure, legend, log_tokens, save
 from lengthwise.reports.tables import Table, multiple, seconds, share
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.simulator.tasks import CapacityTask, SeedResults, Setting

@@ -1,6 +1,6 @@
 """Draw the figures of README.md, docs/concepts.md and docs/reference/policies.md.
 
-    python scripts/docs_figures.py [NAME...]       # writes docs/figures/NAME.svg, all without a name
+    python -m scripts.docs_figures [NAME...]       # writes docs/figures/NAME.svg, all without a name
 
 Measured figures come from the raw rows in experiments/results/h200-32; simulated and predicted ones from the samples in
 the package, so that every clone draws the same. Figures of policies call the policies.
@@ -25,13 +25,13 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from experiments.figures import COLOURS, GREY, figure, legend, log_tokens
 from lengthwise import Fleet, LogT, PredictionInput, compare, load_predictor
 from lengthwise.lengths import LogTColumns
 from lengthwise.policies import POLICIES, WRAPPERS, Job, JobColumns, PolicyQueue, QueueView, make_policy
 from lengthwise.policies.admission import KvDemand, peak_kv_tokens
 from lengthwise.policies.lengthwise import FAST_ROUND, Lanes
 from lengthwise.policies.residual import gittins_rank
-from lengthwise.reports.figures import COLOURS, GREY, figure, legend, log_tokens
 from lengthwise.workloads import load_castillo
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.llm_names import FEATURES, LlmIdentity, identify, resolve_llm
+from lengthwise.llm_names import FEATURES, LlmIdentity, identify, resolve_llm, short_name
 from lengthwise.workloads import load_castillo
 
 
@@ -50,3 +50,11 @@ def test_any_string_is_a_valid_name(name: str) -> None:
 def test_quantised_weights_resolve_to_their_llm(name: str) -> None:
     known = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct")
     assert resolve_llm(name, known) == known[0]
+
+
+@pytest.mark.parametrize(
+    ("llm", "name"),
+    [("meta-llama/Llama-3.1-8B-Instruct", "Llama-3.1-8B"), ("google/gemma-2-9b-it", "gemma-2-9b"), ("phi", "phi")],
+)
+def test_an_llm_is_named_without_its_organisation(llm: str, name: str) -> None:
+    assert short_name(llm) == name

@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from experiments.castillo.rows import LLMS, WIDTHS
+from experiments.figures import COLOURS, figure, legend, png
 from lengthwise.errors import InputError
-from lengthwise.reports.figures import COLOURS, figure, legend, png
 from lengthwise.reports.tables import Table
 
 FIGURES: Final = {

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from experiments import class_scores
 from experiments.castillo.rows import LLMS, RULES, UNSEEN, WIDTHS, Truth, evaluated_parts, rows_of, trained_on
+from experiments.figures import COLOURS, GREY, figure, legend, png
 from experiments.study import Claim, Report
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, draw_rows, interval
@@ -22,7 +23,6 @@ from lengthwise.predictors import LengthPredictor, Predictions
 from lengthwise.predictors.baselines import CAP, ConstantPredictor
 from lengthwise.predictors.castillo_api import P99
 from lengthwise.predictors.evaluation import prediction_inputs
-from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png
 from lengthwise.reports.tables import Table
 from lengthwise.workloads import LengthSamples
 

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from experiments.length_families.analysis import NUS, PAPER_PASS, GroupResult, LengthFamilies, Tail
-from experiments.length_families.goodness import ConfidenceInterval, Power
-from lengthwise.lengths.families import LOGNORMAL, LOGT
-from lengthwise.reports.figures import (
+from experiments.figures import (
     COLOURS,
     GREY,
     describe,
@@ -21,8 +18,11 @@ from lengthwise.reports.figures import (
     log_tokens,
     percent_axis,
     save,
-    short_name,
 )
+from experiments.length_families.analysis import NUS, PAPER_PASS, GroupResult, LengthFamilies, Tail
+from experiments.length_families.goodness import ConfidenceInterval, Power
+from lengthwise.lengths.families import LOGNORMAL, LOGT
+from lengthwise.llm_names import short_name
 from lengthwise.reports.tables import Table, share, signed
 
 if TYPE_CHECKING:  # matplotlib is an extra

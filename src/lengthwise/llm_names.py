@@ -95,3 +95,11 @@ def without_quantisation(name: str) -> str:
 
 def _short(name: str) -> str:
     return re.sub(r"-(instruct|it)(?=-|$)", "", without_quantisation(name))
+
+
+def short_name(llm: str) -> str:
+    """Return an LLM's name without its organisation and without "Instruct"."""
+    name = llm.rsplit("/", 1)[-1]
+    for common in ("-Instruct", "-instruct", "-it"):
+        name = name.replace(common, "")
+    return name

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from lengthwise.llm_names import short_name
 from lengthwise.predictors.evaluation import CEILING, PER_LLM, Breakdown, Evaluation
 from lengthwise.predictors.traffic_evaluation import TrafficEvaluation
-from lengthwise.reports.figures import short_name
 from lengthwise.reports.page import (
     BASELINE_COLOUR,
     COLOURS,

@@ -1,4 +1,4 @@
-"""Matplotlib figures in one style. Matplotlib is imported when something is drawn: it is slow to load."""
+"""Still figures of studies and documentation in one style. Matplotlib, slow to load, is imported when one is drawn."""
 
 from __future__ import annotations
 
@@ -140,11 +140,3 @@ def log_tokens(axes: Axes, ticks: Sequence[float]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(list(ticks), [f"{tick:,g}" for tick in ticks])
     axes.minorticks_off()
-
-
-def short_name(llm: str) -> str:
-    """Return an LLM's name without its organisation and without "Instruct"."""
-    name = llm.rsplit("/", 1)[-1]
-    for common in ("-Instruct", "-instruct", "-it"):
-        name = name.replace(common, "")
-    return name

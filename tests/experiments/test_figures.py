@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.figures import boxes, describe, dots, figure, log_tokens, percent_axis, png, save
 from lengthwise.errors import InputError
-from lengthwise.reports.figures import boxes, describe, dots, figure, log_tokens, percent_axis, png, save, short_name
 
 
 def test_panels_are_numbered_row_by_row_and_the_style_does_not_leak() -> None:
@@ -68,11 +68,3 @@ def test_axes_show_percent_and_plain_tokens() -> None:
         describe(tokens, "T", x="tokens", y="share", legend_at="upper left")
         assert (tokens.get_title(loc="left"), tokens.get_xlabel()) == ("T", "tokens")
         assert tokens.get_legend() is not None
-
-
-@pytest.mark.parametrize(
-    ("llm", "name"),
-    [("meta-llama/Llama-3.1-8B-Instruct", "Llama-3.1-8B"), ("google/gemma-2-9b-it", "gemma-2-9b"), ("phi", "phi")],
-)
-def test_an_llm_is_named_without_its_organisation(llm: str, name: str) -> None:
-    assert short_name(llm) == name
