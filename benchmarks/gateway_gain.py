@@ -76,9 +76,9 @@ def episode(arm: str, spec: str, workload: Workload, slots: int, speed: float) -
         asyncio.run(run_load(workload, report, lambda: None))
         metrics = "\n".join(urllib.request.urlopen(engine + "/metrics").read().decode() for engine in engines.urls)  # noqa: S310
     assert not report.errors, report.errors
-    samples = sorted(report.served, key=lambda sample: sample.row)
+    samples = sorted(report.served, key=lambda sample: sample.request)
     assert [sample.output_tokens for sample in samples] == lengths
-    sent, finished = (np.array([getattr(s, name) for s in samples]) * speed for name in ("sent_s", "finished_s"))
+    sent, finished = (np.array([getattr(s, name) for s in samples]) * speed for name in ("arrival_s", "finished_s"))
     e2e_s, tokens = finished - sent, np.array(lengths)
     figures = {
         "per_token": float((e2e_s / tokens).mean()),

@@ -40,7 +40,7 @@ KEPT: Final = Path(__file__).parent / "results" / "h200-32"
 MEAN_WITHIN, P99_WITHIN = 0.05, 0.10
 """Targets of the relative error."""
 _FIGURES: Final = ("mean", "p50", "p99")
-_REPLAYED: Final = ("cached_tokens", "output_tokens", "mu", "sigma")
+_REPLAYED: Final = ("arrival_s", "input_tokens", "cached_tokens", "output_tokens", "mu", "sigma")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def compare(run: Run, grid: SimulatorErrorGrid) -> list[Comparison]:
     progress, found = run.part(0.0, 1.0), []
     for number, (kind, arm, block, table) in enumerate(episodes):
         progress(f"{kind} {block} {arm.label}", number / len(episodes))
-        e2e = table["finished_s"].to_numpy() - table["sent_s"].to_numpy()
+        e2e = table["finished_s"].to_numpy() - table["arrival_s"].to_numpy()
         spec = spec_of(arm.policy, block)
         replay = replayed(table, int(store.settings()["traffic"]["cap"]), spec.block_size)
         predictor = arm.predictor if arm.predictor == ORACLE else replay.predictions
@@ -113,8 +113,7 @@ def fitted(store: BenchStore, grid: SimulatorErrorGrid) -> Callable[[str, int], 
 
 def replayed(table: pa.Table, cap: int, block_size: int) -> Replay:
     """Return an episode's requests as sent and answered, with the predictions that they were ordered by."""
-    names = {"sent_s": "arrival_s", "prompt_tokens": "input_tokens"}
-    columns = {names.get(name, name): table[name].to_numpy() for name in (*names, *_REPLAYED)}
+    columns = {name: table[name].to_numpy() for name in _REPLAYED}
     return Replay.of(columns | {"max_tokens": np.full(len(table), cap)}, name="episode", block_size=block_size)
 
 

@@ -129,11 +129,11 @@ def _in_steps(store: BenchStore, rows: pa.Table) -> dict[str, dict[str, Ratio]]:
     for _, arm, block, table in episode_tables(rows):
         at = {
             name: np.searchsorted(starts, began[block, arm]["began"] + table[name].to_numpy())
-            for name in ("sent_s", "first_token_s", "finished_s")
+            for name in ("arrival_s", "first_token_s", "finished_s")
         }
         found.setdefault(arm, {})[block] = {
-            "mean": float((at["finished_s"] - at["sent_s"]).mean()),
-            "ttft": float((at["first_token_s"] - at["sent_s"]).mean()),
+            "mean": float((at["finished_s"] - at["arrival_s"]).mean()),
+            "ttft": float((at["first_token_s"] - at["arrival_s"]).mean()),
         }
     base = found[Arm(FCFS)]
     return {

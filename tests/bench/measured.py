@@ -46,7 +46,7 @@ def measured(
                 "policy": [turn.arm.policy] * n,
                 "predictor": [turn.arm.predictor] * n,
                 "copy": [turn.arm.copy] * n,
-                "row": list(range(n)),
+                "request": list(range(n)),
                 "finished_s": e2e.tolist(),
                 "first_token_s": (0.5 * e2e).tolist(),
                 "output_tokens": list(range(1, n + 1)),

@@ -54,7 +54,7 @@ def test_a_real_engine_is_measured_resumed_and_restored(
     rows = store.rows()
     assert len(rows) == 3 * 6
     by_arm = [rows.filter(rows["place"].to_numpy() == place) for place in range(3)]
-    for name in ("due_s", "prompt", "output_tokens", "prompt_tokens"):
+    for name in ("due_s", "prompt", "output_tokens", "input_tokens"):
         assert by_arm[0][name].equals(by_arm[1][name]), "every arm serves the same requests"
         assert by_arm[0][name].equals(by_arm[2][name])
     assert by_arm[0]["mu"].null_count == 6

@@ -37,10 +37,10 @@ def test_requests_are_sent_when_due_whether_or_not_earlier_ones_have_finished() 
     with served(engine.app()) as url:
         report = load(given, url, speed=2.0)
     assert [sample.due_s for sample in report.samples] == pytest.approx([0.0, 0.1, 0.2])
-    assert all(sample.sent_s >= sample.due_s for sample in report.samples)
+    assert all(sample.arrival_s >= sample.due_s for sample in report.samples)
     first, second, third = report.samples
     assert second.finished_s < first.finished_s
-    assert third.sent_s < first.finished_s
+    assert third.arrival_s < first.finished_s
 
 
 def test_lengths_and_latencies_are_measured() -> None:
@@ -52,10 +52,10 @@ def test_lengths_and_latencies_are_measured() -> None:
     assert [sample.output_tokens for sample in report.samples] == [10, 1]
     assert (summary.requests, report.errors, report.lengths_differ) == (2, {}, 0)
     long = report.samples[0]
-    assert long.sent_s < long.first_token_s < long.finished_s
+    assert long.arrival_s < long.first_token_s < long.finished_s
     assert summary.tpot_s.mean == pytest.approx((long.finished_s - long.first_token_s) / 9)
     assert summary.e2e_s.p99 >= 0.1
-    assert report.table().column_names[:3] == ["row", "due_s", "asked_tokens"]
+    assert report.table().column_names[:3] == ["request", "due_s", "asked_tokens"]
 
 
 def test_lengths_are_forced_unless_free_and_hints_are_sent_only_if_chosen() -> None:

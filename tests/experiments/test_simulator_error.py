@@ -50,13 +50,13 @@ def folder(tmp_path: Path) -> Path:
                 **{name: [0] * 40 for name in SCHEMA.names},
                 "kind": ["burst"] * 40,
                 "block": [turn.block] * 40,
-                "row": list(range(40)),
+                "request": list(range(40)),
                 "policy": [turn.arm.policy] * 40,
                 "predictor": [turn.arm.predictor] * 40,
-                "sent_s": outcome.arrival_s,
+                "arrival_s": outcome.arrival_s,
                 "finished_s": outcome.finished_s,
                 "first_token_s": outcome.first_token_s,
-                "prompt_tokens": columns["input_tokens"],
+                "input_tokens": columns["input_tokens"],
                 "output_tokens": columns["output_tokens"],
             }
             facts = {"kind": "burst", "block": turn.block, "place": turn.place, **asdict(turn.arm)}

@@ -19,7 +19,7 @@ def load(rate: float | None = None, *, e2e_s: float = 2.0, failed: int = 0, url:
     """Return four requests of two tokens, `failed` of them without an answer."""
     found = LoadReport(4, LoadPlan(url), "llm<1>", rate=rate)
     for row in range(4):
-        sample = Sample(row, float(row), 2, sent_s=float(row), error="timeout" if row < failed else None)
+        sample = Sample(row, float(row), 2, arrival_s=float(row), error="timeout" if row < failed else None)
         if row >= failed:
             sample.first_token_s, sample.finished_s = row + 0.5, row + e2e_s
             sample.output_tokens, sample.gaps_s = 2, [e2e_s - 0.5]

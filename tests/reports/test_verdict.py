@@ -198,7 +198,7 @@ def load(rate: float | None, met: int, failed: int = 0, *, stopped: bool = False
     """Return ten requests, `met` of them within limits of a second and `failed` without an answer."""
     found = LoadReport(10, LoadPlan("http://e"), rate=rate, stopped=stopped)
     for row in range(10):
-        sample = Sample(row, 0.0, 2, sent_s=0.0, output_tokens=2, error="http_500" if row < failed else None)
+        sample = Sample(row, 0.0, 2, arrival_s=0.0, output_tokens=2, error="http_500" if row < failed else None)
         if row >= failed:
             sample.first_token_s, sample.finished_s = 0.1, 0.2 if 10 - row <= met else 5.0
         found.samples.append(sample)

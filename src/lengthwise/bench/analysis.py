@@ -41,7 +41,7 @@ class EpisodeRows:
         """Return the latencies of an episode's rows."""
         sent, first, finished, mu, preemptions = (
             table[name].to_numpy(zero_copy_only=False).astype(np.float64)
-            for name in ("sent_s", "first_token_s", "finished_s", "mu", "preemptions")
+            for name in ("arrival_s", "first_token_s", "finished_s", "mu", "preemptions")
         )
         tokens = table["output_tokens"].to_numpy().astype(np.int64)
         summary = summarise(

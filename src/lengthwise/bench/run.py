@@ -364,7 +364,7 @@ def _verify(report: LoadReport, seen: dict[str, Any], begun: dict[str, Any], *, 
 
 
 def _table(turn: Turn, drawn: Draw, report: LoadReport, seen: dict[str, Any]) -> pa.Table:
-    samples = sorted(report.samples, key=lambda sample: sample.row)
+    samples = sorted(report.samples, key=lambda sample: sample.request)
     engine = {each["row"]: each for each in seen["rows"]}
     n = len(samples)
     columns: dict[str, Any] = {
@@ -374,13 +374,13 @@ def _table(turn: Turn, drawn: Draw, report: LoadReport, seen: dict[str, Any]) ->
         "policy": [turn.arm.policy] * n,
         "predictor": [turn.arm.predictor] * n,
         "copy": [turn.arm.copy] * n,
-        "row": [sample.row for sample in samples],
+        "request": [sample.request for sample in samples],
         "prompt": drawn.picks.tolist(),
     }
-    for name in ("due_s", "sent_s", "first_token_s", "finished_s", "prompt_tokens", "output_tokens"):
+    for name in ("due_s", "arrival_s", "first_token_s", "finished_s", "input_tokens", "output_tokens"):
         columns[name] = [getattr(sample, name) for sample in samples]
     for name in ("mu", "sigma", "cached_tokens", "preemptions"):
-        columns[name] = [engine.get(sample.row, {}).get(name) for sample in samples]
+        columns[name] = [engine.get(sample.request, {}).get(name) for sample in samples]
     return pa.table(columns, schema=SCHEMA)
 
 

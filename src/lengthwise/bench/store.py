@@ -21,29 +21,29 @@ import pyarrow.parquet as pq
 from lengthwise.bench.episodes import Turn
 from lengthwise.errors import InputError
 from lengthwise.files import atomic_path, read_parquet_table
+from lengthwise.traffic.rows import row_schema
 
-SCHEMA: Final = pa.schema(
+SCHEMA: Final = pa.unify_schemas(
     [
-        ("kind", pa.string()),
-        ("block", pa.int32()),
-        ("place", pa.int32()),  # in the order of the block
-        ("policy", pa.string()),
-        ("predictor", pa.string()),
-        ("copy", pa.int32()),
-        ("row", pa.int32()),  # of the request in the block's traffic
-        ("prompt", pa.int32()),  # index of the prompt in its data
-        ("due_s", pa.float64()),  # seconds from the start of the episode
-        ("sent_s", pa.float64()),
-        ("first_token_s", pa.float64()),
-        ("finished_s", pa.float64()),
-        ("prompt_tokens", pa.int32()),
-        ("output_tokens", pa.int32()),
-        ("mu", pa.float64()),  # of the log-t prediction that the request was ordered by last
-        ("sigma", pa.float64()),
-        ("cached_tokens", pa.int32()),  # from the prefix cache
-        ("preemptions", pa.int32()),
+        pa.schema(
+            [
+                ("kind", pa.string()),
+                ("block", pa.int64()),
+                ("place", pa.int64()),  # in the order of the block
+                ("copy", pa.int64()),
+                ("prompt", pa.int64()),  # index of the prompt in its data
+                ("due_s", pa.float64()),  # when it is sent, by the block's traffic
+            ]
+        ),
+        row_schema(
+            (
+                *("policy", "predictor", "request", "arrival_s", "first_token_s", "finished_s"),
+                *("input_tokens", "output_tokens", "mu", "sigma", "cached_tokens", "preemptions"),
+            )
+        ),
     ]
 )
+"""What an episode is, and fields of `RequestRow`: seconds from the start of the episode, the prediction used last."""
 
 
 class BenchStore:
@@ -71,7 +71,11 @@ class BenchStore:
         """Return the requests of complete blocks."""
         if not self._rows.is_file():
             return SCHEMA.empty_table()
-        return read_parquet_table(self._rows)
+        table = read_parquet_table(self._rows)
+        if missing := sorted(set(SCHEMA.names) - set(table.column_names)):
+            hint = "it is of an older lengthwise: measure again"
+            raise InputError(f"has no column {missing[0]}", source=self._rows, hint=hint)
+        return table
 
     def update(self, settings: Mapping[str, Any]) -> None:
         """Write settings; InputError if the folder was measured with other ones."""
@@ -148,7 +152,7 @@ def read_measured(store: BenchStore, *others: BenchStore) -> Measured:
         first = 1 + max((episode["block"] for episode in episodes), default=-1)
         episodes += [{**episode, "block": episode["block"] + first} for episode in each.episodes()]
         table = each.rows()
-        blocks = pc.cast(pc.add(table["block"], first), pa.int32())
+        blocks = pc.cast(pc.add(table["block"], first), pa.int64())
         tables.append(table.set_column(table.schema.get_field_index("block"), "block", blocks))
     rows = pa.concat_tables(tables)
     if not len(rows):

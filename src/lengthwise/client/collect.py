@@ -27,12 +27,12 @@ from lengthwise.workloads import LengthSamples
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer: the key of its prompt, its sample number, and its length; `capped` if it was cut off."""
+    """One answer: the key of its prompt, its sample number, and fields of `RequestRow`."""
 
     prompt: str
     sample: int
-    tokens: int
-    capped: bool
+    output_tokens: int
+    censored: bool
     input_tokens: int
 
 
@@ -196,7 +196,7 @@ class CollectReport:
     @property
     def capped(self) -> int:
         """The number of answers that were cut off."""
-        return sum(answer.capped for answer in self.answers.values())
+        return sum(answer.censored for answer in self.answers.values())
 
 
 async def collect(
@@ -339,8 +339,8 @@ def _write(prompts: Sequence[Prompt], plan: CollectPlan, report: CollectReport) 
             "prompt_id": [prompt.prompt_id for prompt, _ in rows],
             "llm": [report.model] * len(rows),
             "input_tokens": [answers[0].input_tokens for _, answers in rows],
-            "lengths": [[answer.tokens for answer in answers] for _, answers in rows],
-            "capped": [[answer.capped for answer in answers] for _, answers in rows],
+            "lengths": [[answer.output_tokens for answer in answers] for _, answers in rows],
+            "capped": [[answer.censored for answer in answers] for _, answers in rows],
             "prompt": [plan.text(prompt) for prompt, _ in rows],
             "temperature": [plan.temperature] * len(rows),
         }

@@ -24,6 +24,7 @@ from lengthwise.client.client import EngineClient, EngineError, EngineResponse, 
 from lengthwise.client.sse import DONE, read_events
 from lengthwise.errors import InputError
 from lengthwise.simulator.metrics import LatencyLimits, Spread, Summary, summarise
+from lengthwise.traffic.rows import row_schema
 from lengthwise.workloads import Workload
 
 Hints = Literal["none", "oracle"]
@@ -64,18 +65,24 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class Sample:
-    """One request as its client saw it; seconds from the start of the load, NaN for what did not happen."""
+    """One request as its client saw it: fields of `RequestRow`, and what only a load knows.
 
-    row: int
+    Seconds from the start of the load, NaN for what did not happen.
+    """
+
+    request: int
     due_s: float
+    """When it is sent, by the workload."""
     asked_tokens: int
-    sent_s: float = math.nan
+    arrival_s: float = math.nan
+    """When it was sent."""
     first_token_s: float = math.nan
     finished_s: float = math.nan
     output_tokens: int = 0
-    prompt_tokens: int = 0
+    input_tokens: int = 0
     """As reported by the endpoint; 0 if it does not."""
     error: str | None = None
+    """The kind of error, if it failed."""
     gaps_s: list[float] = field(default_factory=list, repr=False)
     """Seconds between two events of the stream that hold tokens: inter-token latencies."""
 
@@ -134,7 +141,7 @@ class LoadReport:
     @property
     def late_s(self) -> float:
         """Largest delay of sending: above a few ms, this machine is the bottleneck."""
-        return max((s.sent_s - s.due_s for s in self.samples if not math.isnan(s.sent_s)), default=0.0)
+        return max((s.arrival_s - s.due_s for s in self.samples if not math.isnan(s.arrival_s)), default=0.0)
 
     def summary(self) -> Summary:
         """Latencies and throughput of completed requests."""
@@ -144,7 +151,7 @@ class LoadReport:
     def _columns(self) -> dict[str, Any]:
         served = self.served
         return {
-            "arrival_s": np.array([sample.sent_s for sample in served]),
+            "arrival_s": np.array([sample.arrival_s for sample in served]),
             "first_token_s": np.array([sample.first_token_s for sample in served]),
             "finished_s": np.array([sample.finished_s for sample in served]),
             "output_tokens": np.array([sample.output_tokens for sample in served], np.int64),
@@ -153,7 +160,9 @@ class LoadReport:
     def table(self) -> pa.Table:
         """One row per request that was sent."""
         names = [name for name in Sample.__slots__ if name != "gaps_s"]
-        return pa.table({name: [getattr(s, name) for s in self.samples] for name in names})
+        own = {"due_s": pa.float64(), "asked_tokens": pa.int64(), "error": pa.string()}
+        schema = pa.schema([(name, own[name]) if name in own else row_schema([name]).field(0) for name in names])
+        return pa.table({name: [getattr(s, name) for s in self.samples] for name in names}, schema=schema)
 
 
 async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], None]) -> None:
@@ -255,7 +264,7 @@ def _made_up(workload: Workload, row: int) -> str:
 
 
 async def _send(client: EngineClient, path: str, body: bytes, sample: Sample, began: float) -> None:
-    sample.sent_s = time.perf_counter() - began
+    sample.arrival_s = time.perf_counter() - began
     try:
         async with await client.post(path, body) as answer:
             ok = answer.status == 200
@@ -296,7 +305,7 @@ async def _read(answer: EngineResponse, sample: Sample, began: float) -> str | N
                 return "stream_error"
             usage = event.get("usage") or {}
             reported = usage.get("completion_tokens", reported)
-            sample.prompt_tokens = usage.get("prompt_tokens", sample.prompt_tokens)
+            sample.input_tokens = usage.get("prompt_tokens", sample.input_tokens)
             if _has_token(event):
                 events += 1
                 if started:
