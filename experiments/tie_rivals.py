@@ -234,13 +234,13 @@ def _settings(found: RivalsResult) -> dict[str, dict[str, str]]:
 
 def _latency(found: RivalsResult, definition: str) -> Table:
     grid, measured = found.online, _DEFINITIONS[definition]
-    fcfs = [find(grid, "fcfs", "", level) for level in grid.levels]
+    fcfs = [find(grid, "fcfs", "", offered) for offered in grid.offered_loads]
     rows = [["fcfs", "", "–", *(_per_token(cell, measured) for cell in fcfs)]]
     for setting, predictors in _settings(found).items():
         for policy, predictor in predictors.items():
-            ratios = [over(find(grid, policy, predictor, base.level), base, measured) for base in fcfs]
+            ratios = [over(find(grid, policy, predictor, base.offered), base, measured) for base in fcfs]
             rows.append([policy, setting, f"{grid.tau(predictor):.3f}", *map(multiple, ratios)])
-    columns = ("policy", "predictions", "tau", *(f"load {level.load:g}" for level in grid.levels))
+    columns = ("policy", "predictions", "tau", *(f"load {offered.load:g}" for offered in grid.offered_loads))
     notes = [
         (
             f"{grid.workload.name}, {found.origin}: {ENGINE}, {paper.SLOTS} slots, no prefix cache, n "

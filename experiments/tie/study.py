@@ -19,7 +19,7 @@ from experiments.tie.traffic import AS_IN_PAPER, LogNormalPredictions, synthetic
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.simulator import Fleet, predict_workload, simulate
-from lengthwise.simulator.grid import Cell, Draw, Grid, Level, Metric, Plan, Statistic, run_grid
+from lengthwise.simulator.grid import Cell, Draw, Grid, Metric, OfferedLoad, Plan, Statistic, run_grid
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.workloads import LengthSamples, Workload, castillo_workload
 
@@ -63,7 +63,7 @@ class TieGrid(SeededGrid):
 
 @dataclass(frozen=True, eq=False)
 class TieResult:
-    """All experiments. `online` and `synthetic` also hold the ablation; `offline` has one level, all at once.
+    """All experiments. `online` and `synthetic` also hold the ablation; `offline` has one offered load, all at once.
 
     `large` has the answers of a 70B LLM at the highest load, by corpus; it is empty where the data has none.
     """
@@ -138,7 +138,7 @@ def _online(samples: LengthSamples, grid: TieGrid, run: Run) -> Grid:
         ("sjf", name): [predict_workload(each, name, seed=seed) for each, seed in zip(drawn, seeds, strict=True)]
         for name in WEAKER
     }
-    return extend(cells, drawn, weaker, run.part(0.45, 0.5, "online, "), levels=[top(cells)])
+    return extend(cells, drawn, weaker, run.part(0.45, 0.5, "online, "), offered_loads=[top(cells)])
 
 
 def _synthetic(grid: TieGrid, run: Run) -> tuple[Grid, float]:
@@ -186,33 +186,33 @@ def extend(
     drawn: Sequence[Workload],
     variants: Variants,
     report: Report = lambda _what, _done: None,
-    levels: Sequence[Level] | None = None,
+    offered_loads: Sequence[OfferedLoad] | None = None,
 ) -> Grid:
-    """Add the cells of variants to a grid, on the arrivals of its FCFS runs, at all levels or those given."""
-    at = grid.levels if levels is None else levels
+    """Add the cells of variants to a grid, on the arrivals of its FCFS runs, at all offered loads or those given."""
+    at = grid.offered_loads if offered_loads is None else offered_loads
     cells: list[Cell] = []
-    for level in at:
-        fcfs = find(grid, "fcfs", "", level).outcomes
+    for offered in at:
+        fcfs = find(grid, "fcfs", "", offered).outcomes
         for (policy, predictor), predictions in variants.items():
             report(policy, len(cells) / (len(at) * len(variants)))
             outcomes = tuple(
                 simulate(workload.replace(arrival_s=other.arrival_s), grid.fleet, policy, predictor=predicted)
                 for workload, other, predicted in zip(drawn, fcfs, predictions, strict=True)
             )
-            cells.append(Cell(level, predictor, outcomes[0].policy, outcomes))
+            cells.append(Cell(offered, predictor, outcomes[0].policy, outcomes))
     added = {predictor: tuple(predictions) for (_, predictor), predictions in variants.items()}
     return replace(grid, cells=(*grid.cells, *cells), predictions={**grid.predictions, **added})
 
 
-def top(grid: Grid) -> Level:
-    """The level with the highest load."""
-    return max(grid.levels, key=lambda level: level.load)
+def top(grid: Grid) -> OfferedLoad:
+    """The highest offered load."""
+    return max(grid.offered_loads, key=lambda offered: offered.load)
 
 
-def find(grid: Grid, policy: str, predictor: str, level: Level | None = None) -> Cell:
-    """The cell of a policy, at the highest level if none is given; FCFS has no predictor."""
-    wanted = (policy, None if policy == "fcfs" else predictor, top(grid) if level is None else level)
-    return next(cell for cell in grid.cells if (cell.policy, cell.predictor, cell.level) == wanted)
+def find(grid: Grid, policy: str, predictor: str, offered: OfferedLoad | None = None) -> Cell:
+    """The cell of a policy, at the highest offered load if none is given; FCFS has no predictor."""
+    wanted = (policy, None if policy == "fcfs" else predictor, top(grid) if offered is None else offered)
+    return next(cell for cell in grid.cells if (cell.policy, cell.predictor, cell.offered) == wanted)
 
 
 def over(cell: Cell, base: Cell, measure: Metric = "per_token_s", statistic: Statistic = "mean") -> Ratio:

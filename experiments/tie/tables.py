@@ -72,7 +72,7 @@ def claims(found: TieResult) -> list[Claim]:
     low_rate, high_rate = paper.RATES
     for name, growth in paper.GROWTH.items():
         for setting, grid, predictor in _traffics(found):
-            low = next(level for level in grid.levels if level.load == LOW)
+            low = next(offered for offered in grid.offered_loads if offered.load == LOW)
             ours = over(find(grid, name, predictor), find(grid, name, predictor, low))
             rows.append(Claim(f"{name} at {high_rate:g} over {low_rate:g} requests/s", growth, ours, setting))
     rows += _ablation_claims(found)
@@ -219,13 +219,14 @@ def tables(found: TieResult) -> list[Table]:
 
 def _over_load(found: TieResult, what: str, shown: Callable[[Cell, Cell], str], measure: Metric) -> Table:
     grid = found.online
-    rows = [["fcfs", "", *(seconds(find(grid, "fcfs", "", level).latency(measure, "mean")) for level in grid.levels)]]
+    loads = grid.offered_loads
+    rows = [["fcfs", "", *(seconds(find(grid, "fcfs", "", at).latency(measure, "mean")) for at in loads)]]
     for predictor in dict.fromkeys((found.predictor, "oracle")):
         for policy in _OTHERS:
-            cells = [find(grid, policy, predictor, level) for level in grid.levels]
-            bases = [find(grid, "fcfs", "", level) for level in grid.levels]
+            cells = [find(grid, policy, predictor, at) for at in loads]
+            bases = [find(grid, "fcfs", "", at) for at in loads]
             rows.append([policy, predictor, *map(shown, cells, bases)])
-    columns = ["policy", "predictor", *(f"{level.load:.1f} ({level.offered_per_s:.3g}/s)" for level in grid.levels)]
+    columns = ["policy", "predictor", *(f"{at.load:.1f} ({at.offered_per_s:.3g}/s)" for at in loads)]
     begins = frozenset({1, 1 + len(_OTHERS)})
     notes = [
         (

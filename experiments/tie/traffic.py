@@ -20,7 +20,8 @@ from scipy import special
 
 from experiments.tie import paper
 from lengthwise.lengths import TIE_NU, LogTColumns
-from lengthwise.simulator.predictions import TAIL, RequestPredictions
+from lengthwise.policies.job import CVAR_ALPHA
+from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.workloads import Workload
 from lengthwise.workloads.arrivals import gamma, generator
 
@@ -50,7 +51,7 @@ class LogNormalPredictions(RequestPredictions):
         return mean_and_cvar(self.mu, self.sigma, self.cap)
 
 
-def mean_and_cvar(mu: Floats, sigma: Floats, cap: Floats, alpha: float = TAIL) -> tuple[Floats, Floats]:
+def mean_and_cvar(mu: Floats, sigma: Floats, cap: Floats, alpha: float = CVAR_ALPHA) -> tuple[Floats, Floats]:
     """Mean and CVaR of min(X, cap), X log-normal."""
     k = (np.log(cap) - mu) / sigma
     z = float(special.ndtri(alpha))

@@ -153,24 +153,24 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> TieResult:
 @pytest.mark.parametrize("grid", ["online", "synthetic", "offline"])
 def test_within_a_seed_every_policy_gets_the_same_arrivals_and_lengths(grid: str, small: TieResult) -> None:
     found = getattr(small, grid)
-    for level in found.levels:
-        cells = [cell for cell in found.cells if cell.level == level]
+    for offered in found.offered_loads:
+        cells = [cell for cell in found.cells if cell.offered == offered]
         assert len(cells) > len(POLICIES)
         for seed in range(2):
             first = cells[0].outcomes[seed]
             for cell in cells:
-                np.testing.assert_array_equal(cell.outcomes[seed].arrival, first.arrival)
+                np.testing.assert_array_equal(cell.outcomes[seed].arrival_s, first.arrival_s)
                 np.testing.assert_array_equal(cell.outcomes[seed].output_tokens, first.output_tokens)
-                assert not np.isnan(cell.outcomes[seed].finish).any()
+                assert not np.isnan(cell.outcomes[seed].finished_s).any()
         assert not np.array_equal(cells[0].outcomes[0].output_tokens, cells[0].outcomes[1].output_tokens)
 
 
 def test_the_ablation_is_run_at_every_load_and_weaker_predictions_at_the_highest(small: TieResult) -> None:
     found = small.online
-    for level in found.levels:
-        there = {(cell.policy, cell.predictor) for cell in found.cells if cell.level == level}
+    for offered in found.offered_loads:
+        there = {(cell.policy, cell.predictor) for cell in found.cells if cell.offered == offered}
         assert {(policy, PREDICTOR) for policy in ABLATED.values()} | {("tie", LOGNORMAL)} <= there
-        assert (("sjf", WEAKER[0]) in there) == (level == top(found))
+        assert (("sjf", WEAKER[0]) in there) == (offered == top(found))
 
 
 def test_ssjf_and_ltr_give_the_same_order_with_the_same_predictions_and_enough_memory(small: TieResult) -> None:

@@ -57,7 +57,7 @@ def test_each_policy_orders_by_the_kept_predictions_of_its_own_network(small: Ri
 def test_within_a_seed_every_policy_gets_the_same_arrivals_and_lengths(small: RivalsResult) -> None:
     first = find(small.online, "fcfs", "").outcomes
     for cell in small.online.cells:
-        if cell.level.load == max(level.load for level in small.online.levels):
+        if cell.offered.load == max(offered.load for offered in small.online.offered_loads):
             for one, other in zip(cell.outcomes, first, strict=True):
                 np.testing.assert_array_equal(one.arrival_s, other.arrival_s)
                 np.testing.assert_array_equal(one.output_tokens, other.output_tokens)

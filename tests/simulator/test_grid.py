@@ -38,10 +38,10 @@ def test_every_cell_is_the_plain_simulation_of_its_seed() -> None:
 
 def test_load_is_a_share_of_the_capacity_of_each_seed() -> None:
     grid = run_grid(Plan(engines(), ["fcfs"], ["oracle"], loads=[0.5, 1.5], seeds=[0, 1, 2]), draw)
-    assert [level.load for level in grid.levels] == [0.5, 1.5]
+    assert [offered.load for offered in grid.offered_loads] == [0.5, 1.5]
     for cell in grid.cells:
         for seed, outcome, capacity in zip(grid.seeds, cell.outcomes, grid.capacities, strict=True):
-            rate = cell.level.load * capacity.requests_per_s
+            rate = cell.offered.load * capacity.requests_per_s
             np.testing.assert_allclose(outcome.arrival_s * rate, draw(seed).arrival_s)
     light, heavy = grid.cells
     assert light.latency("e2e_s", "mean") < heavy.latency("e2e_s", "mean")

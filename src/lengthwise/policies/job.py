@@ -26,8 +26,8 @@ from lengthwise.lengths import (
 
 MIN_TOKENS: Final = 1e-3
 """Tokens; lengths below this are raised to it before their logarithm is taken."""
-CVAR_LEVEL: Final = 0.9
-"""The level of `Job.tail`, that of TIE's CVaR."""
+CVAR_ALPHA: Final = 0.9
+"""Of `Job.tail`: the share of lengths below the tail, as in TIE."""
 _LOWER: Final = 0.16  # quantiles at this and its complement give the spread of a prediction that is no log-t
 _T_AT_LOWER: Final = log_t.isf(_LOWER, TIE_NU)
 
@@ -46,9 +46,9 @@ class _Moments:
         if self.known is None:
             law = self.prediction
             self.known = (
-                law.mean_and_cvar(CVAR_LEVEL)
+                law.mean_and_cvar(CVAR_ALPHA)
                 if isinstance(law, BaseDistribution)
-                else (law.mean(), law.cvar(CVAR_LEVEL))
+                else (law.mean(), law.cvar(CVAR_ALPHA))
             )
         return self.known
 

@@ -111,46 +111,46 @@ class Wrapper(Named):
 
     @property
     def rekey(self) -> Rekey:
-        """As the inner policy."""
+        """When keys of the inner policy become stale."""
         return self.inner.rekey
 
     @property
     def uses_predictions(self) -> bool:
-        """As the inner policy."""
+        """Whether the inner policy uses predictions."""
         return self.inner.uses_predictions
 
     @property
     def preempts(self) -> bool:
-        """As the inner policy."""
+        """Whether the inner policy preempts for a waiting job."""
         return self.inner.preempts
 
     @property
     def preempt_check_interval(self) -> int:
-        """As the inner policy."""
+        """Decode steps after which the inner policy's victim is looked for again."""
         return self.inner.preempt_check_interval
 
     def level(self, queue: QueueView) -> int:
-        """As the inner policy."""
+        """Return the inner policy's level."""
         return self.inner.level(queue)
 
     def key(self, job: Job, queue: QueueView, now: float) -> float:
-        """As the inner policy."""
+        """Return the inner policy's key."""
         return self.inner.key(job, queue, now)
 
     def keys(self, jobs: JobColumns, queue: QueueView, now: float) -> NDArray[np.float64]:
-        """As the inner policy."""
+        """Return the inner policy's keys."""
         return self.inner.keys(jobs, queue, now)
 
     def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
-        """As the inner policy."""
+        """Return the inner policy's scores."""
         return self.inner.eviction_scores(jobs, now)
 
     def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
-        """As the inner policy."""
+        """Return the inner policy's victim."""
         return self.inner.find_victim(jobs, candidate, now)
 
     def rounds(self, slots: Slots = one_slot) -> Rounds | None:
-        """As the inner policy."""
+        """Return the inner policy's state."""
         return self.inner.rounds(slots)
 
 

@@ -19,8 +19,8 @@ from lengthwise.simulator.grid import (
     STATISTICS,
     Cell,
     Grid,
-    Level,
     Metric,
+    OfferedLoad,
     Statistic,
 )
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
@@ -111,11 +111,11 @@ def _notes(grid: Grid, *, gains: bool) -> list[str]:
             "Gain captured: (FCFS - this) / (FCFS - the same policy with true lengths), on mean latency; "
             "– where true lengths gain less than 1 %."
         )
-    levels = ", ".join(f"{level.load:.2f} ({level.offered_per_s:.3g} requests/s)" for level in grid.levels)
+    loads = ", ".join(f"{at.load:.2f} ({at.offered_per_s:.3g} requests/s)" for at in grid.offered_loads)
     seeds = f"seed {grid.seeds[0]}" if len(grid.seeds) == 1 else f"{len(grid.seeds)} seeds from {grid.seeds[0]}"
     notes.append(
         f"{grid.workload.name} on {grid.fleet}{'' if grid.pools is None else f', pools {grid.pools}'}. "
-        f"Load {levels}; {grid.capacity_per_s:.3g} requests/s possible under backlog (FCFS, round robin); "
+        f"Load {loads}; {grid.capacity_per_s:.3g} requests/s possible under backlog (FCFS, round robin); "
         f"n {len(grid.workload):,}, slots {grid.fleet.slots:,}, {seeds}, run to drain."
     )
     if grid.pools is not None:
@@ -133,10 +133,10 @@ def _notes(grid: Grid, *, gains: bool) -> list[str]:
             "Capacity is a lower bound: fewer than two requests per slot make no backlog; "
             "give more --requests or a smaller --max-num-seqs."
         )
-    idle = [level for level in grid.levels if _is_idle(grid, level)]
+    idle = [offered for offered in grid.offered_loads if _is_idle(grid, offered)]
     if idle:
         notes.append(
-            f"Hardly any request waits at load {', '.join(f'{level.load:.2f}' for level in idle)}, so the "
+            f"Hardly any request waits at load {', '.join(f'{offered.load:.2f}' for offered in idle)}, so the "
             "order cannot matter: "
             "raise the load or --requests, or lower --max-num-seqs."
         )
@@ -147,9 +147,9 @@ def _notes(grid: Grid, *, gains: bool) -> list[str]:
     return [*notes, f"Predictions: {names}."]
 
 
-def _is_idle(grid: Grid, level: Level) -> bool:
+def _is_idle(grid: Grid, offered: OfferedLoad) -> bool:
     """Whether requests wait less than 1 % of their time, whatever the policy."""
-    cells = [cell for cell in grid.cells if cell.level == level]
+    cells = [cell for cell in grid.cells if cell.offered == offered]
     return all(cell.mean(lambda s: s.queueing_s.mean) < _WAITING * cell.latency("e2e_s", "mean") for cell in cells)
 
 
@@ -161,17 +161,17 @@ def _table(
     notes: Sequence[str] = (),
 ) -> Table:
     """Return one row per cell; the title has what all cells share."""
-    many_levels, many_predictors = len(grid.levels) > 1, len(grid.predictions) > 1
+    several_loads, many_predictors = len(grid.offered_loads) > 1, len(grid.predictions) > 1
     rows, begins = [], set()
     for i, cell in enumerate(grid.cells):
-        if i and cell.level != grid.cells[i - 1].level:
+        if i and cell.offered != grid.cells[i - 1].offered:
             begins.add(i)
-        load = [f"{cell.level.load:.2f}"] if many_levels else []
+        load = [f"{cell.offered.load:.2f}"] if several_loads else []
         predictor = [predictor_label(cell.predictor)] if many_predictors else []
         rows.append([cell.label, *predictor, *load, *row(cell)])
-    same = [] if many_levels else [f"load {grid.levels[0].load:.2f}"]
+    same = [] if several_loads else [f"load {grid.offered_loads[0].load:.2f}"]
     same += [] if many_predictors else [f"predictions {predictor_label(next(iter(grid.predictions)))}"]
-    head = ["policy", *(["predictor"] if many_predictors else []), *(["load"] if many_levels else [])]
+    head = ["policy", *(["predictor"] if many_predictors else []), *(["load"] if several_loads else [])]
     full = f"{title}: {', '.join(same)}" if same else title
     return Table(full, [*head, *columns], rows, notes, frozenset(begins), keys=len(head))
 
@@ -202,7 +202,7 @@ def facts(grid: Grid) -> dict[str, Any]:
 def _run(grid: Grid, cell: Cell, run: ReportedRun) -> dict[str, Any]:
     return {
         **run.to_dict(),
-        "offered_per_s": cell.level.offered_per_s,
+        "offered_per_s": cell.offered.offered_per_s,
         "gain_captured": {
             "e2e": grid.gain_captured(cell, "e2e_s"),
             "per_token": grid.gain_captured(cell, "per_token_s"),
@@ -241,14 +241,14 @@ def sweep_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     columns = ("load", "router", "policy", "predictor", *(f"{NAMES[name]} {stat}" for name, stat in _FIGURES))
     tables = []
     for place in dict.fromkeys(key[:2] for key in cells):
-        body, breaks, level = [], set(), None
+        body, breaks, offered = [], set(), None
         for key, cell in cells.items():
             if key[:2] != place:
                 continue
-            if level is not None and key[2:4] != level:
+            if offered is not None and key[2:4] != offered:
                 breaks.add(len(body))
-            if key[2:4] != level:
-                level, base = key[2:4], cell
+            if key[2:4] != offered:
+                offered, base = key[2:4], cell
             body.append(
                 [
                     *_names(key),
@@ -280,8 +280,8 @@ def _sweep_cells(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], See
 
 def _names(key: tuple[Any, ...]) -> list[str]:
     load, rate, router, policy, predictor = key[2:]
-    level = f"{load:.2f}" if load is not None else "own" if rate is None else f"{rate:g}/s"
-    return [level, router, policy, predictor_label(predictor) or "–"]
+    offered = f"{load:.2f}" if load is not None else "own" if rate is None else f"{rate:g}/s"
+    return [offered, router, policy, predictor_label(predictor) or "–"]
 
 
 def runs_of(grid: Grid) -> list[ReportedRun]:
@@ -291,8 +291,8 @@ def runs_of(grid: Grid) -> list[ReportedRun]:
             cell.policy,
             cell.predictor,
             cell.router,
-            level=f"load {cell.level.load:.2f}" if math.isfinite(cell.level.load) else "all at once",
-            load=cell.level.load if math.isfinite(cell.level.load) else math.nan,
+            level=f"load {cell.offered.load:.2f}" if math.isfinite(cell.offered.load) else "all at once",
+            load=cell.offered.load if math.isfinite(cell.offered.load) else math.nan,
             latency={metric: {name: cell.latency(metric, name) for name in STATISTICS} for metric in METRICS},
             over_fcfs={figure_name(*what): grid.ratio(cell, *what) for what in COMPARED},
             profile=pooled([outcome.summary.profile for outcome in cell.outcomes]),
@@ -309,7 +309,7 @@ def grid_document(grid: Grid, origin: Origin | None = None) -> Document:
 
 
 def sweep_runs(rows: Sequence[Mapping[str, Any]]) -> list[ReportedRun]:
-    """Return each cell of a sweep, its seeds together, beside the FCFS of its level."""
+    """Return each cell of a sweep, its seeds together, beside the FCFS of its offered load."""
     cells = _sweep_cells(rows)
     found = []
     for key, cell in cells.items():
@@ -319,11 +319,11 @@ def sweep_runs(rows: Sequence[Mapping[str, Any]]) -> list[ReportedRun]:
             name: {each: cell.mean(name, each) for each in STATISTICS} for name in METRICS
         }
         ratios = {} if base is None else {figure_name(*what): cell.over(base, *what) for what in COMPARED}
-        level = f"load {load:.2f}" if load is not None else "its own arrivals" if rate is None else f"{rate:g}/s"
+        offered = f"load {load:.2f}" if load is not None else "its own arrivals" if rate is None else f"{rate:g}/s"
         number = math.nan if load is None and rate is None else float(load or rate)
         profile = pooled([LatencyProfile.read(row["profile"]) for row in cell.seeds])
         found.append(
-            ReportedRun(policy, predictor, router, f"{workload} on {fleet}", level, number, latency, ratios, profile)
+            ReportedRun(policy, predictor, router, f"{workload} on {fleet}", offered, number, latency, ratios, profile)
         )
     return found
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from lengthwise.compiled import compiled, inlined, inlined_copies
 from lengthwise.lengths import TIE_NU, log_t
 from lengthwise.policies import Job
-from lengthwise.policies.job import CVAR_LEVEL
+from lengthwise.policies.job import CVAR_ALPHA
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.routers.base import EngineInfo, Scraped
 
@@ -87,7 +87,7 @@ _CLOCK_SLACK: Final = 0.1  # of a certain length that the clock, which is not ex
 
 *_, _expected_rest = inlined_copies(log_t.survival, log_t.integrate_survival, log_t.expected_rest)
 (_integrate_tail,) = inlined_copies(log_t.integrate_tail)
-_DENSITY, _FIRST, _WIDTH, _T, _WEIGHTS, _MASS_ABOVE, _FIRST_TAIL_NODE = log_t.tail_rule(TIE_NU, CVAR_LEVEL)[2:]
+_DENSITY, _FIRST, _WIDTH, _T, _WEIGHTS, _MASS_ABOVE, _FIRST_TAIL_NODE = log_t.tail_rule(TIE_NU, CVAR_ALPHA)[2:]
 
 
 class LedgerArrays(NamedTuple):
@@ -105,7 +105,7 @@ class LedgerArrays(NamedTuple):
 def log_t_moments(mu: float, sigma: float, cap: float) -> tuple[float, float]:
     """Return E[min(X, cap)] and its CVaR for a log-t X."""
     return _integrate_tail(
-        mu, sigma, cap, TIE_NU, CVAR_LEVEL, _DENSITY, _FIRST, _WIDTH, _T, _WEIGHTS, _MASS_ABOVE, _FIRST_TAIL_NODE
+        mu, sigma, cap, TIE_NU, CVAR_ALPHA, _DENSITY, _FIRST, _WIDTH, _T, _WEIGHTS, _MASS_ABOVE, _FIRST_TAIL_NODE
     )
 
 

@@ -90,7 +90,7 @@ class EngineSpec:
         return self.kv_tokens // self.block_size
 
     def can_hold(self, prompt_tokens: ArrayLike, output_tokens: ArrayLike) -> NDArray[np.bool_]:
-        """Whether each request fits when it is alone; the last token is never computed and needs no KV slot."""
+        """Whether each request fits when it is alone; the last token is never computed and takes no KV memory."""
         total = np.add(prompt_tokens, output_tokens)
         return np.asarray((total <= self.max_model_len) & (-(-(total - 1) // self.block_size) <= self.kv_blocks))
 

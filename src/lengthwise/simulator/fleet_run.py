@@ -105,14 +105,14 @@ def check_any_fits(workload: Workload, fleet: Fleet) -> None:
 
 def admission_quantile(fleet: Fleet) -> float | None:
     """Return the quantile at which engines predict lengths for admission; None if none of them does."""
-    levels = {spec.chosen_quantile for spec in fleet.engines if spec.admission != "prompt"}
-    if len(levels) > 1:
+    quantiles = {spec.chosen_quantile for spec in fleet.engines if spec.admission != "prompt"}
+    if len(quantiles) > 1:
         raise InputError(
-            f"engines with different admission quantiles: {sorted(levels)}",
+            f"engines with different admission quantiles: {sorted(quantiles)}",
             field="admission_quantile",
             hint="give all engines of a fleet the same",
         )
-    return levels.pop() if levels else None
+    return quantiles.pop() if quantiles else None
 
 
 _TIMES = ("started", "first_token", "finish")  # fields of a request that are unknown again after its engine failed

@@ -148,8 +148,8 @@ class Plan:
         """Whether the workload keeps its own arrivals."""
         return not (self.rates or self.loads)
 
-    def levels(self, capacity_per_s: float) -> list[tuple[float | None, float | None]]:
-        """Return load (None unless given) and requests per second (None: the workload's arrivals) of each level."""
+    def offered_loads(self, capacity_per_s: float) -> list[tuple[float | None, float | None]]:
+        """Return loads (None unless given) and requests per second (None: the workload's arrivals)."""
         if self.loads:
             return [(load, load * capacity_per_s) for load in self.loads]
         return [(None, rate) for rate in self.rates] or [(None, None)]
@@ -161,9 +161,9 @@ class Plan:
 
     @property
     def runs(self) -> list[tuple[str, str | None, str]]:
-        """Router, predictor and policy of each cell of a level.
+        """Router, predictor and policy of each cell at one offered load.
 
-        FCFS behind a router without predictions runs once per level, first, with predictor None.
+        FCFS behind a router without predictions runs once per offered load, first, with predictor None.
         """
         runs: list[tuple[str, str | None, str]] = []
         for router in self.routers:
@@ -182,7 +182,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class OfferedLoad:
     """The offered load, averaged over the seeds. `load` is the requested one, else offered rate over capacity."""
 
     load: float
@@ -191,9 +191,9 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One policy with one predictor and router at one level, seed by seed. `predictor` is None where none is used."""
+    """One policy with one predictor and router at one offered load, by seed. `predictor` is None where none is used."""
 
-    level: Level
+    offered: OfferedLoad
     predictor: str | None
     policy: str
     outcomes: tuple[Outcome, ...]
@@ -240,7 +240,7 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """All cells, level by level, predictor by predictor. `workload` is that of the first seed."""
+    """All cells, by offered load, then by predictor. `workload` is that of the first seed."""
 
     fleet: Fleet
     seeds: tuple[int, ...]
@@ -260,9 +260,9 @@ class Grid:
         return any(cell.predictor == TRUTH for cell in self.cells)
 
     @property
-    def levels(self) -> tuple[Level, ...]:
-        """Levels in the order of the plan."""
-        return tuple(dict.fromkeys(cell.level for cell in self.cells))
+    def offered_loads(self) -> tuple[OfferedLoad, ...]:
+        """Offered loads in the order of the plan."""
+        return tuple(dict.fromkeys(cell.offered for cell in self.cells))
 
     @property
     def routers(self) -> tuple[str, ...]:
@@ -278,12 +278,12 @@ class Grid:
         """Kendall's tau of a predictor on these requests, averaged over the seeds."""
         return float(np.mean([predictions.tau for predictions in self.predictions[predictor]]))
 
-    def baseline(self, level: Level) -> Cell | None:
-        """Return the cell of FCFS at a level, behind the first router; None if it was not run."""
-        return next((cell for cell in self.cells if cell.level == level and cell.policy == BASELINE), None)
+    def baseline(self, offered: OfferedLoad) -> Cell | None:
+        """Return the cell of FCFS at an offered load, behind the first router; None if it was not run."""
+        return next((cell for cell in self.cells if cell.offered == offered and cell.policy == BASELINE), None)
 
     def ratio(self, cell: Cell, metric: Metric, statistic: Statistic) -> Ratio:
-        """A cell's figure over FCFS's at the same level."""
+        """A cell's figure over FCFS's at the same offered load."""
         return self._ratios[id(cell), metric, statistic]
 
     @cached_property
@@ -291,7 +291,7 @@ class Grid:
         return {(id(cell), *what): self._compare(cell, *what) for cell in self.cells for what in COMPARED}
 
     def _compare(self, cell: Cell, metric: Metric, statistic: Statistic) -> Ratio:
-        base = self.baseline(cell.level)
+        base = self.baseline(cell.offered)
         if base is None:
             return Ratio.none()
         if cell is base:
@@ -302,9 +302,9 @@ class Grid:
 
     def gain_captured(self, cell: Cell, metric: Metric) -> float:
         """The share of the gain of the same policy with true lengths, on means (`paired.gain_captured`)."""
-        base = self.baseline(cell.level)
+        base = self.baseline(cell.offered)
         truth = next(
-            (c for c in self.cells if (c.level, c.label, c.predictor) == (cell.level, cell.label, TRUTH)), None
+            (c for c in self.cells if (c.offered, c.label, c.predictor) == (cell.offered, cell.label, TRUTH)), None
         )
         if base is None or truth is None:
             return math.nan
@@ -317,7 +317,7 @@ class Grid:
         for cell in self.cells:
             for seed, outcome in zip(self.seeds, cell.outcomes, strict=True):
                 n, trace = len(outcome), outcome.trace or RoutingTrace.of({}, len(outcome))
-                marks = {"seed": seed, "load": cell.level.load, "router": cell.router}
+                marks = {"seed": seed, "load": cell.offered.load, "router": cell.router}
                 columns = (trace.columns() if explained else {}) | {
                     name: pa.repeat(pa.scalar(value), n) for name, value in marks.items()
                 }
@@ -346,39 +346,39 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     for name in names:
         if parse_predictor_spec(name).kind in ("model", "memory"):
             predict_workload(settings[0].workload.head(1), name)  # fail early: no model file, or no prompts
-    levels = len(plan.levels(1.0))
-    again = sum(map(learns, names)) * (levels - 1)
-    steps = Steps(on_progress, len(settings) * (1 + len(names) + again + levels * len(plan.runs)))
+    n_loads = len(plan.offered_loads(1.0))
+    again = sum(map(learns, names)) * (n_loads - 1)
+    steps = Steps(on_progress, len(settings) * (1 + len(names) + again + n_loads * len(plan.runs)))
     capacities = tuple(CapacityTask(setting).capacity(steps.next("capacity")) for setting in settings)
     predictions = {name: _predictions(name, settings, steps) for name in names if not learns(name)}
     cells: list[Cell] = []
-    for place in range(levels):
-        rates = [plan.levels(capacity.requests_per_s)[place][1] for capacity in capacities]
+    for place in range(n_loads):
+        rates = [plan.offered_loads(capacity.requests_per_s)[place][1] for capacity in capacities]
         here = [
             DrawnSetting(setting.workload_at(rate), plan.fleet, setting.seed)
             for setting, rate in zip(settings, rates, strict=True)
         ]
-        level = _level(plan, place, here, capacities)
-        # What a learner has seen depends on the load; the grid shows the predictions of the last level.
+        offered = _offered(plan, place, here, capacities)
+        # What a learner has seen depends on the load; the grid shows the predictions of the last one.
         predictions |= {name: _predictions(name, here, steps) for name in names if learns(name)}
         by_seed = [
             [
-                task.outcome(steps.next(f"{task.policy} {task.router} {level.load:.2f}"))
+                task.outcome(steps.next(f"{task.policy} {task.router} {offered.load:.2f}"))
                 for task in plan.tasks(setting, None, {name: predictions[name][seed] for name in names})
             ]
             for seed, setting in enumerate(here)
         ]
         for (router, predictor, _), *outcomes in zip(plan.runs, *by_seed, strict=True):
-            cells.append(Cell(level, predictor, outcomes[0].policy, tuple(outcomes), make_router(router).name))
+            cells.append(Cell(offered, predictor, outcomes[0].policy, tuple(outcomes), make_router(router).name))
     shown = {name: predictions[name] for name in plan.predictors}
     given = plan.fleet, tuple(plan.seeds), plan.slo, settings[0].workload, capacities, shown, tuple(cells)
     return Grid(*given, pools=plan.pools, refresh=plan.refresh)
 
 
-def _level(plan: Plan, place: int, settings: Sequence[DrawnSetting], capacities: Sequence[Capacity]) -> Level:
+def _offered(plan: Plan, place: int, settings: Sequence[DrawnSetting], capacities: Sequence[Capacity]) -> OfferedLoad:
     rates = [setting.workload.rate for setting in settings]
     load = float(np.mean([capacity.load(rate) for rate, capacity in zip(rates, capacities, strict=True)]))
-    return Level(plan.loads[place] if plan.loads else load, float(np.mean(rates)))
+    return OfferedLoad(plan.loads[place] if plan.loads else load, float(np.mean(rates)))
 
 
 def _predictions(name: str, settings: Sequence[DrawnSetting], steps: Steps) -> tuple[RequestPredictions, ...]:

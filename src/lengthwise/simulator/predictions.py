@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, LengthDistribution, LogT, LogTColumns, Point, log_t, wide_prior
+from lengthwise.policies.job import CVAR_ALPHA
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_logt
 from lengthwise.predictors.history import History
 from lengthwise.predictors.prefix_memory import MemoryPredictor
@@ -29,8 +30,6 @@ from lengthwise.workloads import Workload
 Floats = NDArray[np.float64]
 Progress = Callable[[float], None]
 
-TAIL: Final = 0.9
-"""The level of TIE's CVaR."""
 _BATCH: Final = 256
 _TTFT_S: Final = 1.0
 _TPOT_S: Final = 0.03
@@ -89,7 +88,7 @@ class RequestPredictions:
         prior = wide_prior()
         mu = np.where(np.isnan(self.mu), prior.mu, self.mu)
         sigma = np.where(np.isnan(self.mu) | certain, prior.sigma, self.sigma)
-        expected, tail = LogTColumns.of(mu, sigma, self.cap).mean_and_cvar(TAIL)
+        expected, tail = LogTColumns.of(mu, sigma, self.cap).mean_and_cvar(CVAR_ALPHA)
         return np.where(certain, exact, expected), np.where(certain, exact, tail)
 
 

@@ -202,7 +202,7 @@ def run_sweep(
     tasks: list[SimulationTask] = []
     for setting, plan in settings:
         capacity_per_s = capacities.get(CapacityTask(setting), {}).get("requests_per_s", math.nan)
-        for load, rate in plan.levels(capacity_per_s):
+        for load, rate in plan.offered_loads(capacity_per_s):
             tasks += plan.tasks(setting, rate)
             where = {
                 "workload": setting.source.name,

@@ -126,7 +126,7 @@ class Traffic:
         quantile: float | None = None,
         generated: int = 0,
     ) -> Traffic:
-        """Lay out a workload. `quantile`: the level of predicted lengths for admission, None where no engine uses it.
+        """Lay out a workload. `quantile`: of predicted lengths for admission, None where no engine uses it.
 
         `generated`: answer tokens that another engine has already generated.
         """
