@@ -6,7 +6,10 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
@@ -95,6 +98,13 @@ def contract_layers() -> list[set[str]]:
         {package_of(name.strip()) for name in layer.split(":") if name.strip().startswith("lengthwise.")}
         for layer in contract["layers"]
     ]
+
+
+def test_no_files_of_the_package_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter(file_imports()).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_nothing_in_the_package_imports_its_face() -> None:
