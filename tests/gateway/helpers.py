@@ -19,7 +19,7 @@ PLAIN = "/v1/completions"
 
 @contextmanager
 def gateway(*engines: str | dict[str, Any], **options: Any) -> Iterator[str]:
-    """Serve a gateway before these engines: short intervals, no predictor and no memory unless given."""
+    """Serve a gateway in front of these engines: short intervals, no predictor and no memory unless given."""
     defaults = {"health_interval_s": 0.05, "hold_timeout_s": 5.0, "predictor": "none", "memory": "off"}
     config = GatewayConfig.model_validate({"engines": engines, **defaults, **options})
     with served(create_app(config)) as url:
@@ -44,6 +44,20 @@ async def until(done: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) ->
     while not await done():
         assert time.monotonic() < end, "the condition did not become true in time"
         await asyncio.sleep(0.005)
+
+
+class Clock:
+    """A clock that a test can put forward."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    def advance(self, seconds: float) -> None:
+        """Let seconds pass at once."""
+        self._ahead_s += seconds
 
 
 async def until_waiting(http: aiohttp.ClientSession, url: str, n: int) -> None:

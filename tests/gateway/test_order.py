@@ -101,9 +101,10 @@ async def test_two_hundred_requests_are_each_served_once_while_the_policy_change
     with served(engines[0].app()) as a, served(engines[1].app()) as b, gateway(a, b, in_flight=4) as url:
         calls = [post(http, url, hinted(name, 1 + int(name) % 7)) for name in names]
         work = asyncio.gather(*calls)
-        for policy in ("fcfs", "sjf", "fcfs", "sjf"):
-            async with http.post(url + "/lengthwise/v1/policy", json={"policy": policy}):
-                await asyncio.sleep(0.02)
+        for served_before, policy in ((20, "fcfs"), (50, "sjf"), (80, "fcfs"), (110, "sjf")):
+            await until_true(lambda n=served_before: sum(engine.finished for engine in engines) >= n)  # type: ignore[misc]
+            async with http.post(url + "/lengthwise/v1/policy", json={"policy": policy}) as response:
+                assert response.status == 200
         answers = await work
         assert await metric(http, url, "lengthwise_requests_waiting") == 0
         assert await metric(http, url, 'lengthwise_requests_running{engine="engine-0"}') == 0

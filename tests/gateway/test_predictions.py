@@ -15,23 +15,29 @@ from lengthwise.policies import Job, QueueView, make_policy
 from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.service import PredictionService
 from tests.gateway.engine import StandIn, served
-from tests.gateway.helpers import CHAT, PLAIN, body, gateway, hinted, metric, post, until, until_true
+from tests.gateway.helpers import CHAT, PLAIN, Clock, body, gateway, hinted, metric, post, until, until_true
 from tests.gateway.test_order import hold
 from tests.predictors.guesses import Guess
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def guess(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Guess]:
-    """Replace `fast` by a predictor that reads the number at the end of a prompt and can hang.
+PATIENCE_S = 60.0
 
-    The parameter is the time in seconds after which a hang is detected.
-    """
-    made, patience_s = Guess(), getattr(request, "param", 60.0)
+
+@pytest.fixture
+def clock() -> Clock:
+    """The clock of the prediction service."""
+    return Clock()
+
+
+@pytest.fixture
+def guess(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[Guess]:
+    """Replace `fast` by a predictor that reads the number at the end of a prompt and can hang."""
+    made = Guess()
 
     def service(name: str, **_: Any) -> PredictionService:
-        return PredictionService(None if name == "none" else lambda: made, patience_s=patience_s)
+        return PredictionService(None if name == "none" else lambda: made, patience_s=PATIENCE_S, clock=clock)
 
     monkeypatch.setattr("lengthwise.gateway.app.prediction_service", service)
     yield made
@@ -115,14 +121,14 @@ async def test_the_order_is_that_of_the_predictions_of_fast(http: aiohttp.Client
     assert engine.names() == ["blocker", *sorted(prompts, key=key)]
 
 
-@pytest.mark.parametrize("guess", [0.3], indirect=True)
 async def test_a_predictor_that_hangs_delays_no_request_and_is_counted(
-    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess, clock: Clock
 ) -> None:
     with gateway(engine_url, policy="sjf", predictor="fast") as url:
         guess.gate.clear()
         assert (await post(http, url, asking("first", "about 8")))[0] == 200
-        await asyncio.sleep(0.35)
+        await until_true(guess.inside.is_set)
+        clock.advance(PATIENCE_S + 1)
         assert (await post(http, url, asking("after", "about 9")))[0] == 200
         await events(http, url, asked=2, hung=1, dropped=1, answered=0)
         guess.gate.set()

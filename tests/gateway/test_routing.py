@@ -1,4 +1,4 @@
-"""Routers before HTTP engines: shared prefixes, engines that are down, and ledgers that end empty."""
+"""Routers in front of HTTP engines: shared prefixes, engines that are down, and ledgers that end empty."""
 
 from __future__ import annotations
 
@@ -224,7 +224,8 @@ async def test_metrics_of_an_engine_that_has_none_are_read_only_at_the_start(htt
         async with http.get(url + "/health") as response:
             assert (await response.json())["router"] == "lengthwise"
         await until_true(lambda: all(engine.scrapes for engine in engines))
-        await asyncio.sleep(0.3)
+        checked = [len(engine.health_headers) for engine in engines]
+        await until_true(lambda: all(len(e.health_headers) >= n + 3 for e, n in zip(engines, checked, strict=True)))
         assert [engine.scrapes for engine in engines] == [2, 2], "once for its kind, once for its load"
 
 
@@ -247,7 +248,9 @@ async def test_the_cost_terms_of_decisions_are_in_the_metrics_and_in_the_log(
     assert all("first_token=" in line for line in lines)
 
 
-async def test_a_gateway_before_one_engine_has_no_router(http: aiohttp.ClientSession, made: list[LedgerRouter]) -> None:
+async def test_a_gateway_in_front_of_one_engine_has_no_router(
+    http: aiohttp.ClientSession, made: list[LedgerRouter]
+) -> None:
     with fleet(1) as (_, url):
         assert (await post(http, url, body()))[0] == 200
         async with http.get(url + "/health") as response:
