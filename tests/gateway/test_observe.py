@@ -73,6 +73,7 @@ async def test_requests_are_forwarded_at_once_in_order_of_arrival(
     assert all("[DONE]" in answer for answer in answers)
     entries = rows(log)
     assert [entry.output_tokens for entry in entries] == [3 + n % 5 for n in range(40)]
+    assert {entry.policy for entry in entries} == {"fcfs"}
     assert all(a.arrival_s <= b.arrival_s for a, b in itertools.pairwise(entries))
 
 

@@ -24,7 +24,7 @@ SPEC = EngineSpec("true", COST, 400_000, max_num_seqs=4, prefix_caching=False)
 BUSY = (EngineReading(1.0, "e", 4, 9), EngineReading(2.0, "e", 2, 0))
 
 
-def served(n: int = 600, rate: float = 1.0, seed: int = 0) -> Outcome:
+def served(n: int = 600, rate: float = 1.0, seed: int = 0, policy: str = "fcfs") -> Outcome:
     """Simulate an engine of known speed under Poisson arrivals of heavy-tailed lengths."""
     rng = np.random.default_rng(seed)
     workload = Workload.from_table(
@@ -35,7 +35,7 @@ def served(n: int = 600, rate: float = 1.0, seed: int = 0) -> Outcome:
         },
         name="synthetic",
     )
-    return simulate(workload, Fleet((SPEC,)), "fcfs")
+    return simulate(workload, Fleet((SPEC,)), policy, predictor="oracle")
 
 
 def logged(
@@ -179,3 +179,13 @@ def test_too_little_data_is_an_error() -> None:
         observed_gain(plain, "log")
     with pytest.raises(InputError, match="there is no policy 'nope'"):
         observed_gain(logged(served(50)), "log", policies=["nope"])
+
+
+@pytest.mark.parametrize(("policy", "matches"), [("sjf", True), (None, False), ("another.package:Policy", False)])
+def test_the_replay_that_must_match_is_that_of_the_policy_that_served_the_traffic(
+    policy: str | None, matches: bool
+) -> None:
+    log = logged(served(rate=1.4, policy="sjf"), noise=0.01)
+    found = observed_gain(changed(log, range(600), policy=policy), "log", policies=())
+    assert found.policy == ("sjf" if matches else "fcfs")
+    assert (abs(found.mismatch) < 0.1) is matches

@@ -159,8 +159,8 @@ class Completions(Endpoint):
         if job.started is not None:
             self._metrics.predicted(call.source)
         if self._traffic is not None and (trace := self._predictions.trace(job.id)) is not None:
-            kept = self._config.keep_prompts
-            self._traffic.add(request_row(call, trace, self._dispatcher.clock(), keep_prompt=kept))
+            now, policy, kept = self._dispatcher.clock(), self._dispatcher.policy.name, self._config.keep_prompts
+            self._traffic.add(request_row(call, trace, now, policy=policy, keep_prompt=kept))
         tokens, cut = (call.meter.length if body.one_answer else None) or (None, False)
         self._predictions.ended(job.id, tokens, censored=cut)
         job.used_tokens = None if body.one_answer else used or None

@@ -17,7 +17,7 @@ from lengthwise.traffic.log import MAX_BLOCKS, PredictorCounts, TrafficLog, kept
 from lengthwise.traffic.rows import RequestRow
 
 
-def request_row(call: Call, trace: PredictionTrace, now: float, *, keep_prompt: bool) -> RequestRow:
+def request_row(call: Call, trace: PredictionTrace, now: float, *, policy: str, keep_prompt: bool) -> RequestRow:
     """Return the row of a request that ends now, by the dispatcher's clock; its times are seconds since 1970."""
     job, meter, body, scopes = call.job, call.meter, call.body, trace.scopes
     since_1970 = time.time() - now
@@ -44,6 +44,7 @@ def request_row(call: Call, trace: PredictionTrace, now: float, *, keep_prompt: 
         tenant=call.tenant,
         llm=shortened(body.llm),
         engine=call.engine,
+        policy=policy,
         input_tokens=meter.prompt_tokens,
         input_bytes=len(call.raw),
         output_tokens=tokens,

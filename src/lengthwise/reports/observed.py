@@ -13,14 +13,14 @@ from lengthwise.reports.tables import Table, multiple, number, share
 from lengthwise.reports.verdict import on_replay, replay_match
 from lengthwise.simulator import Spread, StepCost, Summary
 from lengthwise.simulator.metrics import TRUTH
-from lengthwise.simulator.observed import TRUE, ObservedGain
+from lengthwise.simulator.observed import FCFS, TRUE, ObservedGain
 
 
 def observed_document(found: ObservedGain, origin: Origin | None = None) -> Document:
     """Return the document of a replayed log: what a policy would have gained, and whether the replay matches."""
     title = f"{found.source}: what reordering would have gained"
     runs = _runs(found)
-    verdict = on_replay(runs, measured_s=found.measured.e2e_s.mean, replayed_s=found.fcfs.e2e_s.mean)
+    verdict = on_replay(runs, measured_s=found.measured.e2e_s.mean, replayed_s=found.as_served.e2e_s.mean)
     return Document(title, tables(found), found, verdict, lambda: figures(runs), origin)
 
 
@@ -54,19 +54,19 @@ def _runs(found: ObservedGain) -> list[ReportedRun]:
 def _match(found: ObservedGain) -> Table:
     rows = []
     for measure, name in NAMES.items():
-        seen, replayed = (getattr(summary, measure) for summary in (found.measured, found.fcfs))
+        seen, replayed = (getattr(summary, measure) for summary in (found.measured, found.as_served))
         off = _off(seen.mean, replayed.mean), _off(seen.p99, replayed.p99)
         rows.append([name, *_figures(seen), *_figures(replayed), *off])
     columns = ["seconds", *(f"{what} {each}" for what in ("measured", "replayed") for each in ("mean", "p50", "p99"))]
     columns += ["mean off by", "p99 off by"]
-    title = "Does the replay match? FCFS in the simulator against the measurement"
+    title = f"Does the replay match? {_served(found)} in the simulator against the measurement"
     return Table(title, columns, rows, _notes(found), together=3)
 
 
 def _notes(found: ObservedGain) -> list[str]:
     spec, cost = found.engine.spec, found.engine.spec.cost
     seen = f"{found.replayed:,} of {found.requests:,} requests replayed, {found.duration_s:,.0f} s, {found.engine_name}"
-    notes = [seen, f"verdict: {replay_match(found.measured.e2e_s.mean, found.fcfs.e2e_s.mean)}"]
+    notes = [seen, f"verdict: {replay_match(found.measured.e2e_s.mean, found.as_served.e2e_s.mean)}"]
     if found.engine.answers and isinstance(cost, StepCost):
         notes.append(
             f"engine fitted to {found.engine.answers:,} streamed answers: {1e3 * cost.decode_base:.3g} ms per step, "
@@ -100,7 +100,7 @@ def _gain(found: ObservedGain) -> Table:
         "ratios below 1 are better; in brackets the 95 % interval of a paired bootstrap over blocks of requests",
         "gain captured: the share of the gain of the same policy on true lengths",
         "assumed: arrivals do not depend on latency (no retries, no early aborts), and lengths are the same",
-        "assumed: the engine served FCFS, without prefix cache hits, and all its traffic passed this proxy",
+        f"assumed: {_served(found)} served the requests, without prefix cache hits, and all traffic is logged",
         f"predictions arrive {1000 * found.prediction_delay_s:.1f} ms after their requests, as measured",
     ]
     return Table("What would have been gained", columns, rows, notes)
@@ -117,6 +117,10 @@ def _accuracy(found: ObservedGain) -> Table:
         notes.append(f"{found.unsettled:,} others were aborted or broken off, or their length is not known")
     columns = ["predictions", "tau", "MAE (tokens)", "in the 50 % interval", "in the 90 % interval"]
     return Table("How good the predictions were on this traffic", columns, rows, notes)
+
+
+def _served(found: ObservedGain) -> str:
+    return "FCFS" if found.policy == FCFS else found.policy
 
 
 def _figures(spread: Spread) -> list[str]:

@@ -1,7 +1,7 @@
 """What other policies would have gained on observed traffic: a traffic log, replayed under FCFS and under each policy.
 
-The FCFS replay is compared with the measurement: without a match, a simulated gain is meaningless. The engine of the
-replay is given, or fitted to the log.
+The replay under the policy that served the traffic is compared with the measurement: without a match, a simulated gain
+is meaningless. The engine of the replay is given, or fitted to the log.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from lengthwise.traffic.scores import Forecast, PredictionScores, score_predicti
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+FCFS: Final = "fcfs"
 _MIN_REQUESTS: Final = 20
 
 
@@ -44,6 +45,8 @@ class ObservedTraffic:
     """The engine reported the length, and the answer ended by itself or at max_tokens, which also caps predictions."""
     predicted: Mask
     """The prediction is the predictor's, not a hint or the history's."""
+    policy: str
+    """The policy that served most of them; `fcfs` where it is not logged, or not known here."""
     left_out: Mapping[str, int]
     """Other requests, by the reason to leave them out."""
     counted_answers: int
@@ -63,9 +66,18 @@ class ObservedTraffic:
             Replay.of_rows(kept, name=name),
             settled=np.array([_settled(row) for row in kept]),
             predicted=np.array([row.predictor_mu is not None and row.source != "hint" for row in kept]),
+            policy=_policy(kept),
             left_out=dict(left_out),
             counted_answers=sum(row.counted for row in kept),
         )
+
+
+def _policy(rows: Sequence[RequestRow]) -> str:
+    ((name, _),) = Counter(row.policy or FCFS for row in rows).most_common(1)
+    try:
+        return make_policy(name).name
+    except InputError:
+        return FCFS
 
 
 def _unfit(row: RequestRow) -> str | None:
@@ -156,16 +168,20 @@ class ObservedGain:
     """Arrival rate over the capacity of the replayed engine under backlog."""
     prediction_delay_s: float
     measured: Summary
+    policy: str
+    """The policy that served the traffic."""
+    as_served: Summary
+    """The replay under that policy; TTFT and TPOT of streamed answers only, as in the measurement."""
     fcfs: Summary
-    """The replay under FCFS; TTFT and TPOT of streamed answers only, as in the measurement."""
+    """The replay under FCFS, likewise."""
     runs: tuple[Replayed, ...]
     accuracy: Mapping[str, PredictionScores]
     """Of the predictor and of baselines, by name."""
 
     @property
     def mismatch(self) -> float:
-        """Mean E2E of the FCFS replay / measured mean E2E - 1."""
-        return self.fcfs.e2e_s.mean / self.measured.e2e_s.mean - 1.0
+        """Mean E2E of the replay as served / measured mean E2E - 1."""
+        return self.as_served.e2e_s.mean / self.measured.e2e_s.mean - 1.0
 
 
 def observed_gain(
@@ -196,8 +212,10 @@ def observed_gain(
     fitted = replace(fitted, spec=fleet.engines[0])
     answered = sum(each.answered for each in logged.predictors)
     delay = sum(each.answered * each.mean_age_s for each in logged.predictors) / max(1, answered)
-    on_progress("fcfs", 0.0)
-    base = simulate(workload, fleet, "fcfs")
+    on_progress(FCFS, 0.0)
+    base = as_served = simulate(workload, fleet, FCFS)
+    if traffic.policy != FCFS:
+        as_served = simulate(workload, fleet, traffic.policy, predictor=replay.predictions, prediction_delay_s=delay)
     capacity = measure_capacity(workload, fleet)
     runs: list[Replayed] = []
     for place, name in enumerate(policies):
@@ -218,8 +236,9 @@ def observed_gain(
         load=capacity.load(workload.rate),
         prediction_delay_s=delay,
         measured=_summary(replay, replay.first_token_s, replay.finished_s),
-        # As in the measurement, which knows the first token of streamed answers only.
-        fcfs=_summary(replay, np.where(replay.streamed, base.first_token_s, np.nan), base.finished_s),
+        policy=traffic.policy,
+        as_served=_summary(replay, as_served.first_token_s, as_served.finished_s),
+        fcfs=_summary(replay, base.first_token_s, base.finished_s),
         runs=tuple(runs),
         accuracy=_score(traffic),
     )
@@ -248,6 +267,8 @@ def _captured(ours: Outcome, true: Outcome, base: Outcome, metric: Metric) -> fl
 
 
 def _summary(replay: Replay, first_token: Floats, finish: Floats) -> Summary:
+    # The first token is known of streamed answers only.
+    first_token = np.where(replay.streamed, first_token, np.nan)
     workload = replay.workload
     return summarise(
         arrival_s=workload.arrival_s, first_token_s=first_token, finished_s=finish, output_tokens=workload.output_tokens
