@@ -78,7 +78,7 @@ class Hazards:
 
 
 @dataclass(frozen=True, eq=False)
-class _Answers:
+class Answers:
     """Lengths (rows, samples); those not present are ignored, of a cut one only "at least" is known."""
 
     length: Floats
@@ -100,20 +100,20 @@ def measure(run: Run, grid: HazardGrid) -> list[Hazards]:
     for name, answers in sources.items():
         for kind, each in _with_controls(answers, np.random.default_rng(grid.seed)):
             run.report(f"{name}, {kind}", len(found) / (4 * len(sources)))
-            found.append(_estimate(name, kind, each, grid.seed))
+            found.append(estimate_hazard(name, kind, each, grid.seed))
     return found
 
 
-def _castillo(samples: LengthSamples, grid: HazardGrid) -> _Answers:
+def _castillo(samples: LengthSamples, grid: HazardGrid) -> Answers:
     length = samples.lengths_matrix().astype(np.float64)
     keys = zip(samples.table["corpus"].to_pylist(), samples.table["prompt_id"].to_pylist(), strict=True)
     prompt = np.unique(["\n".join(key) for key in keys], return_inverse=True)[1]
     present = length > 0
     cut = (length >= CUT) | samples.capped_matrix()
-    return _drawn(_Answers(np.minimum(length, CUT), present, cut, prompt, float(CUT)), grid)
+    return _drawn(Answers(np.minimum(length, CUT), present, cut, prompt, float(CUT)), grid)
 
 
-def _smollm2(grid: HazardGrid) -> _Answers | None:
+def _smollm2(grid: HazardGrid) -> Answers | None:
     home = data_home()
     file = None if home is None else Path(home) / "smollm2" / "lengths.parquet"
     if file is None or not file.is_file():
@@ -121,7 +121,7 @@ def _smollm2(grid: HazardGrid) -> _Answers | None:
     table = read_parquet_table(file)
     length, cut = (_matrix(table[name]) for name in ("output_sizes", "capped"))
     limit = float(length.max())
-    return _drawn(_Answers(length, length > 0, cut > 0, np.arange(len(length)), limit), grid)
+    return _drawn(Answers(length, length > 0, cut > 0, np.arange(len(length)), limit), grid)
 
 
 def _matrix(lists: pa.ChunkedArray) -> Floats:
@@ -130,16 +130,16 @@ def _matrix(lists: pa.ChunkedArray) -> Floats:
     return np.array([[*map(float, row), *[0.0] * (widest - len(row))] for row in rows])
 
 
-def _drawn(answers: _Answers, grid: HazardGrid) -> _Answers:
+def _drawn(answers: Answers, grid: HazardGrid) -> Answers:
     usable = np.flatnonzero((answers.present & ~answers.cut).sum(axis=1) >= MIN_SAMPLES)
     if not len(usable):
         raise InputError(f"no prompt has {MIN_SAMPLES} finished samples")
     rows = np.random.default_rng(grid.seed).permutation(usable)[: grid.rows]
     columns = (answers.length[rows], answers.present[rows], answers.cut[rows], answers.prompt[rows])
-    return _Answers(*columns, answers.limit)
+    return Answers(*columns, answers.limit)
 
 
-def _with_controls(answers: _Answers, rng: np.random.Generator) -> Iterator[tuple[str, _Answers]]:
+def _with_controls(answers: Answers, rng: np.random.Generator) -> Iterator[tuple[str, Answers]]:
     yield MEASURED, answers
     shape = answers.length.shape
     ended = (answers.present & ~answers.cut).sum(axis=1)
@@ -153,12 +153,12 @@ def _with_controls(answers: _Answers, rng: np.random.Generator) -> Iterator[tupl
         yield kind, _cut_at_limit(answers, np.exp(mu[:, None] + sigma[:, None] * standard))
 
 
-def _cut_at_limit(answers: _Answers, length: Floats) -> _Answers:
+def _cut_at_limit(answers: Answers, length: Floats) -> Answers:
     cut = length >= answers.limit
     return replace(answers, length=np.clip(np.ceil(length), 1.0, answers.limit), cut=cut)
 
 
-def _estimate(name: str, kind: str, answers: _Answers, seed: int) -> Hazards:
+def estimate_hazard(name: str, kind: str, answers: Answers, seed: int) -> Hazards:
     """Ends over exposure by bin, resampled over prompts; and the slope of the tail."""
     prompts, groups = np.unique(answers.prompt, return_inverse=True)
     counts = draw_counts(len(prompts), seed=seed, resamples=_RESAMPLES)
@@ -187,7 +187,7 @@ def _estimate(name: str, kind: str, answers: _Answers, seed: int) -> Hazards:
     return Hazards(name, kind, len(position), bins, slope)
 
 
-def _median_of_others(answers: _Answers) -> Floats:
+def _median_of_others(answers: Answers) -> Floats:
     """For each sample the median of the row's other ones, so that a sample does not set its own scale."""
     length = np.where(answers.present, answers.length, np.nan)
     count = length.shape[1]

@@ -71,7 +71,7 @@ class Prompts:
     def of(cls, samples: LengthSamples, llm: str) -> Prompts:
         """The pool is the held-out prompts of validate, which has the test's mix of corpora; train has not."""
         rows = samples.where(llm=llm, corpus=CORPORA)
-        held = _split(rows)["held"]
+        held = split_rows(rows)["held"]
         unseen = set(zip(held.table["corpus"].to_pylist(), held.table["prompt_id"].to_pylist(), strict=True))
         columns = (rows.table[name].to_pylist() for name in ("corpus", "prompt_id", "split", "prompt"))
         corpora, ids, splits, texts = columns
@@ -94,7 +94,8 @@ class Prompts:
         )
 
 
-def _split(rows: LengthSamples) -> Mapping[str, LengthSamples]:
+def split_rows(rows: LengthSamples) -> Mapping[str, LengthSamples]:
+    """Rows held out of every training, and the rest; a prompt is on one side."""
     return rows.split_by_prompt({"held": HELD_OUT_SHARE, "rest": 1.0 - HELD_OUT_SHARE}, SPLIT_SEED)
 
 
@@ -225,7 +226,7 @@ def _train(
     run: Run, grid: LeftOutGrid, prompts: Mapping[str, Prompts]
 ) -> tuple[dict[str, KnownPredictions], LoadedPredictor]:
     """Train the recipe of `fast` with all LLMs and without each; no training sees the prompts that are drawn from."""
-    rows = _split(load_samples(DataConfig(smollm2=True)).where(corpus=CORPORA))["rest"]
+    rows = split_rows(load_samples(DataConfig(smollm2=True)).where(corpus=CORPORA))["rest"]
     table = PairTable.of(rows)
     table = table.take(table.trainable())
     vocabulary = Vocabulary.stored(grid.vectors, table.texts)

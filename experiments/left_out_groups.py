@@ -102,7 +102,7 @@ class LeftOutGroupsResult:
 def measure(run: Run, grid: LeftOutGroupsGrid) -> LeftOutGroupsResult:
     """Train without each group, and on CASTILLO alone; score both."""
     everything = training_pairs(ships=grid.ships)
-    table = _sampled(everything.take(everything.trainable()), grid)
+    table = sampled(everything.take(everything.trainable()), grid)
     test = official_test(everything)
     recipe = FastRecipe(networks=grid.networks, epochs=grid.epochs)
     trainer = FastTrainer(Vocabulary.stored(grid.vectors, table.texts), recipe)
@@ -162,7 +162,8 @@ def online_coverage(
     return float(np.mean(shares)) if shares else math.nan
 
 
-def _sampled(table: PairTable, grid: LeftOutGroupsGrid) -> PairTable:
+def sampled(table: PairTable, grid: LeftOutGroupsGrid) -> PairTable:
+    """At most `prompts_per_group` prompts of a group, and `castillo_prompts` of CASTILLO."""
     table = capped(table, grid.prompts_per_group, grid.seed)
     castillo = np.flatnonzero(table.in_groups(list(CASTILLO_GROUPS)))
     drawn = np.random.default_rng(grid.seed).permutation(castillo)

@@ -175,12 +175,12 @@ def _fit(prompts: str, kept: Sequence[Predicted], rows: LengthSamples) -> Fit:
     known = usable & ~fits.degenerate & ~halves[0].degenerate & ~halves[1].degenerate
     r = float(np.corrcoef(*(half.params[known, 1] for half in halves))[0, 1])
     mu, sigma = (
-        _r_squared(fits.params[known, at], np.array([values[known, 2 + at] for values in per_seed])) for at in range(2)
+        r_squared(fits.params[known, at], np.array([values[known, 2 + at] for values in per_seed])) for at in range(2)
     )
     return Fit(prompts, int(known.sum()), tau, mu, sigma, 2 * r / (1 + r))
 
 
-def _r_squared(true: Floats, predicted: Floats) -> Ratio:
+def r_squared(true: Floats, predicted: Floats) -> Ratio:
     """The mean over training seeds (rows of `predicted`), and its bootstrap interval over prompts."""
 
     def figure(rows: NDArray[np.int64]) -> float:

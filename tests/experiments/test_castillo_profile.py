@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.castillo_profile import PAPER_TABLE_1, STUDY, draw, profile_castillo, tables, trimmed
+from experiments.castillo_profile import PAPER_TABLE_1, STUDY, profile_castillo, tables, trimmed
 from experiments.study import Run
 from lengthwise.simulator.tasks import ResultCache
 from tests.experiments.samples import check_output
@@ -49,12 +49,6 @@ def test_a_missing_corpus_still_has_the_papers_row() -> None:
 
 def test_trimming_takes_the_top_percent() -> None:
     assert trimmed(np.arange(1000, dtype=np.float64)).max() == pytest.approx(989, abs=1)
-
-
-def test_the_figure_is_an_image(tmp_path: Path) -> None:
-    path = tmp_path / "castillo.png"
-    draw(profile_castillo(made_up(prompts=20, llms=LLMS)), path)
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_study_shows_table_1_and_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
 from experiments.disaggregation import (
@@ -10,17 +7,14 @@ from experiments.disaggregation import (
     STUDY,
     DisaggregationGrid,
     DisaggregationResult,
-    FleetTask,
     What,
     draw,
-    fleet_run,
     measure,
     tables,
     trace_name,
     verdict,
 )
-from experiments.study import Call, Run
-from lengthwise.errors import InputError
+from experiments.study import Run
 from lengthwise.intervals import Ratio
 from lengthwise.simulator.tasks import ResultCache
 from tests.experiments.samples import check_output
@@ -30,13 +24,8 @@ E2E: What = ("e2e_s", "mean")
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def found(cache: Path) -> DisaggregationResult:
-    return measure(Run(ResultCache(cache)), SMALL)
+def found(tmp_path_factory: pytest.TempPathFactory) -> DisaggregationResult:
+    return measure(Run(ResultCache(tmp_path_factory.mktemp("cache"))), SMALL)
 
 
 def test_every_split_is_compared_with_the_mixed_fleet_on_the_same_seeds(found: DisaggregationResult) -> None:
@@ -66,26 +55,6 @@ def test_refreshed_predictions_are_compared_with_the_same_split_without(found: D
     assert found.refreshed[0].ratios[E2E].ratio == 1.0
 
 
-def test_a_second_run_comes_from_the_cache(found: DisaggregationResult, cache: Path) -> None:
-    run = Run(ResultCache(cache))
-    again = measure(run, SMALL)
-    assert run.counts[1] == 0
-    assert STUDY.output(again).json() == STUDY.output(found).json()
-
-
-def test_the_key_of_a_result_holds_every_setting() -> None:
-    one = FleetTask("react", 40, 0, "2*llama-3-8b@a100", 0.9)
-    others = [
-        replace(one, seed=1),
-        replace(one, load=0.8),
-        replace(one, prefill=1),
-        replace(one, gb_per_s=1.0),
-        replace(one, refresh="oracle"),
-        replace(one, fleet="2*llama-3-8b@h100"),
-    ]
-    assert len({Call(fleet_run, (each,)).key for each in (one, replace(one), *others)}) == 1 + len(others)
-
-
 def test_tables_page_and_json_are_complete(found: DisaggregationResult) -> None:
     shown = tables(found)
     assert len(shown) == 4
@@ -107,8 +76,3 @@ def test_a_case_without_its_data_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
     assert [trace_name(case) for case in CASES] == ["react", None, "azure_sample", "castillo"]
     assert len(draw("azure", 30, 0)) == 30
-
-
-def test_one_seed_has_no_interval() -> None:
-    with pytest.raises(InputError, match="at least 2"):
-        DisaggregationGrid(seeds=1)

@@ -16,8 +16,8 @@ from experiments.left_out import (
     LeftOutGrid,
     LeftOutResult,
     Prompts,
-    _split,
     leave_out,
+    split_rows,
 )
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
@@ -57,7 +57,7 @@ def known_predictions(prompts: Prompts) -> KnownPredictions:
 def test_pool_training_and_test_prompts_are_disjoint() -> None:
     rows = samples()
     prompts = Prompts.of(rows, "llama-3.1-8B")
-    table = _split(rows)["rest"].table
+    table = split_rows(rows)["rest"].table
     seen = set(zip(table["corpus"].to_pylist(), table["prompt_id"].to_pylist(), strict=True))
     assert len(seen) > 800
     pool = {key for key, test in zip(prompts.keys, prompts.test, strict=True) if not test}

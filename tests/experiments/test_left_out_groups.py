@@ -59,7 +59,7 @@ def test_every_group_is_left_out_once_and_scored_beside_castillo_alone(result: L
 
 def test_fewer_prompts_of_castillo_leave_the_other_groups_unchanged() -> None:
     every = pairs()
-    few = left_out_groups._sampled(every, LeftOutGroupsGrid(castillo_prompts=50))
+    few = left_out_groups.sampled(every, LeftOutGroupsGrid(castillo_prompts=50))
     castillo = few.in_groups(["castillo-code", "castillo-chat"])
     assert castillo.sum() == 50
     assert (~castillo).sum() == 240

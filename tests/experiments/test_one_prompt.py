@@ -91,12 +91,6 @@ def test_lengths_without_spread_and_unlabelled_prompts_are_refused() -> None:
         analyse(samples_of(np.full(50, 12.0)), LIMIT)
 
 
-def test_the_kept_answers_are_read_by_default(tmp_path: Path) -> None:
-    found = measure(Run(ResultCache(tmp_path)), OnePromptGrid())
-    assert (len(found.lengths), int(found.capped.sum())) == (256, 8)
-    assert found.fit(LOGT_FIXED).loglik_gain == pytest.approx(31.0, abs=0.05)
-
-
 def test_answers_of_another_llm_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "answers.parquet"
     samples_of(heavy()).write(path)

@@ -12,7 +12,7 @@ import pytest
 
 import experiments.__main__ as command
 from experiments import NAMES
-from experiments.study import Call, Claim, Run, Study, sections, table_of
+from experiments.study import Call, Claim, Run, SeededGrid, Study, sections, table_of
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports.tables import Table
@@ -277,6 +277,14 @@ def test_every_study_is_listed_under_the_name_of_its_module(capsys: pytest.Captu
     assert command.main(["list"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in NAMES)
+
+
+def test_one_seed_has_no_interval() -> None:
+    grids = [grid for name in NAMES if isinstance(grid := command.load(name).grid, SeededGrid)]
+    assert len(grids) > 5
+    for grid in grids:
+        with pytest.raises(InputError, match="1 seeds; give at least 2"):
+            replace(grid, seeds=1)
 
 
 def test_studies_are_listed_without_torch() -> None:

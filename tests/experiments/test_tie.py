@@ -40,7 +40,6 @@ from experiments.tie.traffic import (
     weighted,
     weighted_score,
 )
-from lengthwise.errors import InputError
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import LengthSamples, load_castillo
@@ -271,8 +270,3 @@ def test_json_holds_every_policy_and_claim(small: TieResult) -> None:
     found = json.loads(STUDY.output(small).json())
     assert {row[0] for row in found["tables"][0]["rows"]} == set(POLICIES)
     assert len(found["claims"]) == len(claims(small))
-
-
-def test_one_seed_has_no_interval() -> None:
-    with pytest.raises(InputError, match="1 seeds"):
-        TieGrid(seeds=1)

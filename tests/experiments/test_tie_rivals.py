@@ -15,13 +15,12 @@ from experiments.tie_rivals import (
     STUDY,
     RivalsGrid,
     RivalsResult,
-    _r_squared,
     claims,
     measure,
+    r_squared,
     read_rows,
     write_rows,
 )
-from lengthwise.errors import InputError
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.training.data import PromptTable
 from lengthwise.workloads import castillo_workload, load_castillo
@@ -54,15 +53,6 @@ def test_each_policy_orders_by_the_kept_predictions_of_its_own_network(small: Ri
     assert not made["ssjf"].sigma.any()
 
 
-def test_within_a_seed_every_policy_gets_the_same_arrivals_and_lengths(small: RivalsResult) -> None:
-    first = find(small.online, "fcfs", "").outcomes
-    for cell in small.online.cells:
-        if cell.offered.load == max(offered.load for offered in small.online.offered_loads):
-            for one, other in zip(cell.outcomes, first, strict=True):
-                np.testing.assert_array_equal(one.arrival_s, other.arrival_s)
-                np.testing.assert_array_equal(one.output_tokens, other.output_tokens)
-
-
 def test_equal_predictions_make_ssjf_and_ltr_the_same_and_own_ones_do_not(small: RivalsResult) -> None:
     one, other = (find(small.online, policy, "noisy:0.5").outcomes[0].finished_s for policy in ("sjf", "ltr"))
     np.testing.assert_array_equal(one, other)
@@ -78,8 +68,8 @@ def test_the_networks_predict_prompts_that_they_were_not_trained_on(small: Rival
 
 def test_r_squared_is_1_for_the_truth_and_0_for_its_mean() -> None:
     true = np.random.default_rng(0).normal(size=500)
-    assert _r_squared(true, true[None]).ratio == 1.0
-    flat = _r_squared(true, np.full((2, 500), true.mean()))
+    assert r_squared(true, true[None]).ratio == 1.0
+    flat = r_squared(true, np.full((2, 500), true.mean()))
     assert flat.ratio == pytest.approx(0.0, abs=1e-12)
     assert flat.low <= flat.ratio + 1e-12
 
@@ -119,8 +109,3 @@ def test_outputs_of_a_training_are_kept_as_rows(tmp_path: Path) -> None:
 def test_a_study_without_kept_rows_names_the_command_that_makes_them(tmp_path: Path) -> None:
     assert "configs/rivals.yaml" in str(STUDY.needs(RivalsGrid(rows=tmp_path / "none.parquet")))
     assert STUDY.needs(RivalsGrid()) is None
-
-
-def test_one_seed_has_no_interval() -> None:
-    with pytest.raises(InputError, match="1 seeds"):
-        RivalsGrid(seeds=1)

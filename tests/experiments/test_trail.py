@@ -29,7 +29,6 @@ from experiments.trail import (
     probe_of_error,
     tables,
 )
-from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.policies import Job, JobColumns
 from lengthwise.predictors.probe import load_probe
@@ -137,8 +136,3 @@ def test_tables_page_and_json_are_complete(found: TrailResult) -> None:
     assert "is not a probe" in tables(found)[0].notes[1]
     check_output(STUDY.output(found))
     assert "Where preemption pays" in titles
-
-
-def test_one_seed_has_no_interval() -> None:
-    with pytest.raises(InputError, match="at least 2"):
-        TrailGrid(seeds=1)

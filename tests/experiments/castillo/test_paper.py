@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import os
 
@@ -17,7 +16,6 @@ from experiments.castillo.paper import (
     Subject,
     claims,
     compare,
-    figure_7,
     predict,
     predicted,
     rule_table,
@@ -116,10 +114,6 @@ def test_a_claim_has_the_papers_value_and_our_interval(packaged: LengthSamples, 
     statements = {claim.statement for claim in found}
     assert {f"table 4, {what}, Llama-3.2-1B" for what in ERRORS} <= statements
     assert {claim.setting for claim in found} == {"constant fit", "constant fit, P99"}
-
-
-def test_figure_7_is_an_image(packaged: LengthSamples, constant: Subject) -> None:
-    assert base64.b64decode(figure_7(compare([constant], packaged), "constant fit")).startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif("LENGTHWISE_DATA" not in os.environ, reason="the full data are not here")

@@ -10,7 +10,7 @@ import pytest
 from experiments.length_families import STUDY, LengthFamiliesGrid, measure
 from experiments.length_families.analysis import LengthFamilies, study_families
 from experiments.length_families.families import FAMILIES
-from experiments.length_families.report import draw, tables
+from experiments.length_families.report import tables
 from experiments.study import Run
 from lengthwise.errors import InputError
 from lengthwise.lengths.families import LOGNORMAL, LOGT
@@ -98,19 +98,6 @@ def test_tables_show_ours_beside_the_papers(result: LengthFamilies) -> None:
     assert first["log-normal"][2] == "60.3 %"
     assert first["log-t, nu free"][2] == "93.1 %"
     assert all(len(row) == len(table.columns) for table in found for row in table.rows)
-
-
-def test_the_figure_is_written_as_an_image(result: LengthFamilies, tmp_path: Path) -> None:
-    path = tmp_path / "fit.png"
-    draw(result, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_figure_without_a_folder_or_a_known_format_is_refused(result: LengthFamilies, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such folder"):
-        draw(result, tmp_path / "missing" / "fit.png")
-    with pytest.raises(InputError, match="is not a picture format"):
-        draw(result, tmp_path / "fit.xyz")
 
 
 def test_power_is_simulated_for_both_truths(result: LengthFamilies) -> None:
