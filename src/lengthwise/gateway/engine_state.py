@@ -267,9 +267,14 @@ class GatewayEngine:
 
     @property
     def free(self) -> bool:
-        """Whether it is up, stays and has a slot that neither this gateway nor another client uses."""
-        slots = 1 if self.breaker.state == "half_open" else max(1, self.slots - self.foreign.requests)
-        return self.health.up and not self.leaving and len(self.jobs) < slots
+        """Whether it is up, stays and has a slot that neither this gateway nor another client uses.
+
+        It may always run one request, and no more while its breaker is half open.
+        """
+        if not self.health.up or self.leaving:
+            return False
+        running = len(self.jobs)
+        return not running or (running < self.slots - self.foreign.requests and self.breaker.state != "half_open")
 
     def serves(self, model: str | None) -> bool:
         """Whether it serves a model, as far as known; a request without a model may run on any engine."""
