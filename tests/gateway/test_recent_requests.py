@@ -39,7 +39,7 @@ def ended(number: int, tokens: int | None, arrival: float, tenant: str = "a", *,
     job.started = arrival
     body = cast("Any", None)
     call = Call(job, body, b"", body, b"", cast("Any", Measured(tokens)), None, tenant=tenant, failed=failed)
-    call.first_byte_s = 0.5
+    call.ttft_s = 0.5
     cast("Any", call).body = type("Body", (), {"hint": None})
     return call
 
@@ -52,7 +52,7 @@ def test_the_ring_keeps_the_last_requests_in_order(lengths: list[int], most: int
         clock.now += 1.0
         recent.add(ended(number, tokens, clock.now - 1.0))
     kept = min(most, wanted, len(lengths))
-    assert recent.last(wanted)["tokens"].tolist() == lengths[len(lengths) - kept :]
+    assert recent.last(wanted)["output_tokens"].tolist() == lengths[len(lengths) - kept :]
     assert recent.added == len(lengths)
 
 
@@ -62,7 +62,7 @@ def test_requests_older_than_an_hour_are_not_returned() -> None:
     recent.add(ended(0, 5, 0.0))
     clock.now = HOUR_S + 1.0
     recent.add(ended(1, 7, clock.now))
-    assert recent.last(recent.added)["tokens"].tolist() == [7]
+    assert recent.last(recent.added)["output_tokens"].tolist() == [7]
 
 
 def test_failures_and_answers_without_a_length_have_no_row() -> None:
@@ -77,7 +77,7 @@ def test_a_row_holds_the_prediction_and_its_source() -> None:
     call = ended(3, 5, 0.0)
     recent.add(call)
     row = recent.last(recent.added)[0]
-    assert (row["number"], row["cap"], SOURCES[row["source"]]) == (3, call.job.cap, "prior")
+    assert (row["request"], row["max_tokens"], SOURCES[row["source"]]) == (3, call.job.cap, "prior")
     assert row["mu"] == pytest.approx(call.job.mu, abs=1e-5)
 
 

@@ -21,14 +21,15 @@ def recorded(speed: float, n: int = 120) -> Rows:
     rng = np.random.default_rng(0)
     rows = np.zeros(n, ROW)
     rows["arrival_s"] = np.cumsum(rng.exponential(0.3, n))
-    rows["tokens"] = np.maximum(2, rng.lognormal(4.5, 1.0, n)).astype(int)
-    rows["prompt_tokens"] = 100
-    rows["mu"], rows["sigma"], rows["cap"] = np.log(rows["tokens"]), 0.3, 8192
+    rows["output_tokens"] = np.maximum(2, rng.lognormal(4.5, 1.0, n)).astype(int)
+    rows["input_tokens"] = 100
+    rows["mu"], rows["sigma"], rows["max_tokens"] = np.log(rows["output_tokens"]), 0.3, 8192
     served = simulate(
         LastHour.of(rows, NOW, ENGINE).replay.workload, f"1*{ENGINE}", "fcfs", predictor="none", accelerate=False
     )  # 256 slots: no request waits
-    rows["ended_s"] = (rows["arrival_s"] + served.finished_s - served.arrival_s) / speed
+    rows["finished_s"] = (rows["arrival_s"] + served.finished_s - served.arrival_s) / speed
     rows["arrival_s"] /= speed
+    rows["started_s"] = rows["arrival_s"]
     return rows
 
 
@@ -37,7 +38,7 @@ def test_the_clock_is_fitted_to_the_measured_times(speed: float) -> None:
     rows = recorded(speed)
     fitted, outcome = LastHour.of(rows, NOW, ENGINE).fitted(NOW)
     simulated = np.median(outcome.finished_s - outcome.started_s) / fitted
-    assert simulated == pytest.approx(np.median(rows["ended_s"] - rows["arrival_s"]), rel=0.1)
+    assert simulated == pytest.approx(np.median(rows["finished_s"] - rows["arrival_s"]), rel=0.1)
     assert fitted == pytest.approx(speed, rel=0.25)
 
 

@@ -1,4 +1,7 @@
-"""The access log: one JSON line per request, without prompts, answers or keys."""
+"""The access log: one JSON line per request, without prompts, answers or keys.
+
+A line has fields of `traffic.rows.RequestRow`, and `method` and `path`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 from prometheus_client.core import CounterMetricFamily
@@ -63,9 +65,9 @@ class AccessLog:
     @contextmanager
     def record(self, scope: Scope) -> Iterator[dict[str, Any]]:
         """Yield the record of a request, to be filled in; it is written at the end."""
-        began = time.perf_counter()
+        began, arrival_s = time.perf_counter(), time.time()
         record: dict[str, Any] = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "arrival_s": round(arrival_s, 4),
             "request_id": None,
             "tenant": None,
             "method": scope["method"],
@@ -75,7 +77,7 @@ class AccessLog:
         try:
             yield record
         finally:
-            record["total_s"] = round(time.perf_counter() - began, 4)
+            record["finished_s"] = round(arrival_s + time.perf_counter() - began, 4)
             self._put(record)
 
     def use(self, _: GatewayConfig) -> None:

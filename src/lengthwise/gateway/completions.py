@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import time
 import types
 from collections.abc import Callable, Generator
 from functools import partial
@@ -36,12 +37,13 @@ from lengthwise.gateway.retries import RETRIED_STATUSES, Retries, retry_after_s
 from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget, Caller, relay
 from lengthwise.gateway.tenants import Lease
-from lengthwise.gateway.types import Call, Outcome
+from lengthwise.gateway.types import Call
 from lengthwise.gateway.usage import ResponsesMeter
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
 from lengthwise.predictors.service import PredictionService
 from lengthwise.traffic.log import TrafficLog
+from lengthwise.traffic.rows import RequestOutcome
 
 if TYPE_CHECKING:
     from lengthwise.gateway.tracing import Tracing  # needs an extra
@@ -106,7 +108,7 @@ class Completions(Endpoint):
 
     async def _serve(
         self, scope: Scope, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float
-    ) -> Outcome:
+    ) -> RequestOutcome:
         await next_stage()
         read = partial(self._read, raw, began, caller, lease.tenant)
         body, job, raw = read() if len(raw) < LARGE_BODY else await asyncio.to_thread(read)
@@ -155,7 +157,7 @@ class Completions(Endpoint):
         used = _used_tokens(call)
         lease.settle(used)
         if call.caller.logged:
-            _log_call(call)
+            _log_call(call, self._dispatcher.clock())
         if job.started is not None:
             self._metrics.predicted(call.source)
         if self._traffic is not None and (trace := self._predictions.trace(job.id)) is not None:
@@ -220,7 +222,7 @@ class Completions(Endpoint):
                 call.job.update_prediction(call.history)
             call.question = None
 
-    async def _hold_and_run(self, call: Call) -> Outcome:
+    async def _hold_and_run(self, call: Call) -> RequestOutcome:
         self._retries.on_request()
         await next_stage()
         while True:
@@ -302,7 +304,7 @@ class Completions(Endpoint):
         call.refused_by.append(engine)
         return wait_s
 
-    async def _run(self, engine: GatewayEngine, call: Call) -> Outcome:
+    async def _run(self, engine: GatewayEngine, call: Call) -> RequestOutcome:
         """Send the request to an engine and pass its answer on; mark the engine as down if it cannot be reached."""
         try:
             edit = self._edit_for(engine, call)
@@ -412,16 +414,20 @@ def _used_tokens(call: Call) -> int | None:
     return 0 if call.failed or call.job.started is None else None
 
 
-def _log_call(call: Call) -> None:
+def _log_call(call: Call, now: float) -> None:
+    """Add to the access log what is known of a request that ends now."""
     job, meter = call.job, call.meter
+    since_1970 = time.time() - now
+    first_token = None if job.started is None or call.ttft_s is None else job.started + call.ttft_s
     call.caller.log(
-        model=shortened(call.body.model),
+        started_s=None if job.started is None else round(job.started + since_1970, 4),
+        first_token_s=None if first_token is None else round(first_token + since_1970, 4),
+        llm=shortened(call.body.model),
         engine=call.engine,
-        prompt_tokens=job.prompt_tokens if meter.prompt_tokens is None else meter.prompt_tokens,
-        predicted_tokens=round(job.expected, 1),
-        prediction=call.source,
-        completion_tokens=meter.tokens,
-        queue_s=None if job.started is None else round(job.started - job.arrival, 4),
-        first_byte_s=None if call.first_byte_s is None else round(call.first_byte_s, 4),
-        retries=len(call.refused_by),
+        input_tokens=meter.prompt_tokens,
+        output_tokens=meter.tokens,
+        resubmissions=len(call.refused_by),
+        source=call.source,
+        mu=round(job.mu, 4),
+        sigma=round(job.sigma, 4),
     )

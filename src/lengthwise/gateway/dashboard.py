@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -159,7 +160,7 @@ class Dashboard:
             recent = self._recent
             seen, bucket = recent.added, self._dispatcher.clock() // _BUCKET_S
             pending = recent.last(seen)
-            pending = pending[pending["ended_s"] >= bucket * _BUCKET_S]
+            pending = pending[pending["finished_s"] >= bucket * _BUCKET_S]
             while self._viewers and not request.app.state.draining:
                 await asyncio.sleep(_EVERY_S)
                 began, now = time.thread_time(), self._dispatcher.clock()
@@ -167,7 +168,7 @@ class Dashboard:
                 snapshot = self._snapshot(now, rows)
                 pending = np.concatenate([pending, rows])
                 if (current := now // _BUCKET_S) != bucket:
-                    ended = pending["ended_s"] < current * _BUCKET_S
+                    ended = pending["finished_s"] < current * _BUCKET_S
                     snapshot["series"] = list(latency_series(pending[ended], _BUCKET_S))
                     bucket, pending = current, pending[~ended]
                 data = _event("snapshot", snapshot)
@@ -201,7 +202,7 @@ class Dashboard:
             "engines": [_engine(engine) for engine in engines],
             "viewers": len(self._viewers),
             "finished_per_s": len(rows) / _EVERY_S,
-            "tokens_per_s": int(rows["tokens"].sum()) / _EVERY_S,
+            "tokens_per_s": int(rows["output_tokens"].sum()) / _EVERY_S,
             "queue": [[*self._job(job), round(now - job.arrival, 2)] for job in islice(waiting, _MAX_ROWS)],
             "slots": [
                 [*self._job(job), engine.name, self._progress(engine, job, now), round(now - started, 2)]
@@ -214,7 +215,7 @@ class Dashboard:
         """Return what a viewer needs once: constants, and the last hour."""
         config, recent, now = self._config, self._recent, self._dispatcher.clock()
         rows = recent.last(recent.added).copy()  # the ring is written to while the series is made
-        current = rows["ended_s"] < now // _BUCKET_S * _BUCKET_S
+        current = rows["finished_s"] < now // _BUCKET_S * _BUCKET_S
         series = await asyncio.to_thread(lambda: list(latency_series(rows[current], _BUCKET_S)))
         return {
             "now": round(now, 1),
@@ -297,10 +298,11 @@ def _engine(engine: GatewayEngine) -> dict[str, Any]:
 
 
 def _finished(row: tuple[Any, ...]) -> list[Any]:
-    number, arrival, ended, queue_s, first_byte_s, prompt, tokens, cap, mu, sigma, policy, tenant, source, cut = row
-    times = [round(value, 3) for value in (queue_s, first_byte_s, ended - arrival)]
-    law = [round(mu, 3), round(sigma, 3), cap]
-    return [number, *law, tenant, source, prompt, tokens, int(cut), *times, policy, round(ended, 1)]
+    number, arrival, started, first, ended, prompt, tokens, cap, mu, sigma, policy, tenant, source, cut = row
+    first = ended if math.isnan(first) else first
+    times = [round(value - arrival, 3) for value in (started, first, ended)]
+    law = [round(mu, 3), round(sigma, 3), int(cap)]
+    return [int(number), *law, tenant, source, int(prompt), int(tokens), int(cut), *times, policy, round(ended, 1)]
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from lengthwise.gateway.errors import TRY_LATER, ApiError, error_format
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError
 from lengthwise.gateway.tenants import Lease, lease_of
-from lengthwise.gateway.types import Outcome
+from lengthwise.traffic.rows import RequestOutcome
 
 
 class Endpoint(ABC):
@@ -43,7 +43,7 @@ class Endpoint(ABC):
         caller.error_format = error_format(scope["path"])
         request_id = caller.headers.get(b"x-request-id") or os.urandom(16).hex().encode()
         config, budget = self._config, self._budget
-        outcome: Outcome = "bug"
+        outcome: RequestOutcome = "bug"
         try:
             self._check(scope)
             raw = await caller.body(min(config.max_body_bytes, config.max_held_bytes), budget)
@@ -73,17 +73,17 @@ class Endpoint(ABC):
     @abstractmethod
     async def _serve(
         self, scope: Scope, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float
-    ) -> Outcome:
+    ) -> RequestOutcome:
         """Answer the request and return its outcome."""
 
 
-def outcome_of(status: int) -> Outcome:
+def outcome_of(status: int) -> RequestOutcome:
     """Return the outcome of a request that an engine has answered with this status."""
     if status < 400:
         return "ok"
     return "client_error" if status < 500 else "engine_error"
 
 
-def outcome_of_error(error: ApiError) -> Outcome:
+def outcome_of_error(error: ApiError) -> RequestOutcome:
     """Return the outcome of a request that the gateway answers with an error."""
     return "refused" if error.status in TRY_LATER else outcome_of(error.status)

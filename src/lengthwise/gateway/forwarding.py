@@ -25,7 +25,7 @@ from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
 from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import AnswerMeter, BodyBudget, Caller, passed_headers, relay
 from lengthwise.gateway.tenants import Lease
-from lengthwise.gateway.types import Outcome
+from lengthwise.traffic.rows import RequestOutcome
 
 BARE_PATHS: Final = ("/pooling", "/classify", "/score", "/rerank", "/tokenize", "/detokenize")
 """Paths of vLLM outside /v1 that clients use."""
@@ -99,7 +99,7 @@ class Forwarding(Endpoint):
 
     async def _serve(
         self, scope: Scope, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float
-    ) -> Outcome:
+    ) -> RequestOutcome:
         method, path, tenant = scope["method"], scope["path"], lease.tenant
         asked = _model_of(raw, caller.headers.get(b"content-type", b""))
         model = self._names.resolve(asked.name)
@@ -115,7 +115,7 @@ class Forwarding(Endpoint):
         failure: EngineError | None = None
         for number, engine in enumerate(engines, start=1):
             self._running[engine.number] += 1
-            caller.log(model=shortened(model), engine=engine.name)
+            caller.log(llm=shortened(model), engine=engine.name)
             try:
                 answer = await engine.client.forward(method, path + caller.query, raw, headers)
                 try:
@@ -181,7 +181,7 @@ def _model_of_form(raw: bytes, delimiter: bytes) -> _Model:
     return _Model()
 
 
-async def _pass(answer: EngineResponse, caller: Caller, request_id: bytes) -> Outcome:
+async def _pass(answer: EngineResponse, caller: Caller, request_id: bytes) -> RequestOutcome:
     """Pass an answer on: JSON in one piece, events and anything else (audio) as it arrives."""
     if answer.is_stream or answer.is_json:
         await relay(answer, caller, request_id, AnswerMeter(), lambda: None)

@@ -16,9 +16,8 @@ from prometheus_client.registry import Collector
 from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.streaming import BodyBudget
-from lengthwise.gateway.types import Outcome
 from lengthwise.predictors.service import PredictionService
-from lengthwise.traffic.rows import PredictionSource
+from lengthwise.traffic.rows import PredictionSource, RequestOutcome
 
 # From a cache hit on an idle engine to the longest answers.
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -142,7 +141,7 @@ class Metrics:
         self._labels: dict[str, tuple[str, ...]] = {}
         self._state = _State(dispatcher, predictor, predictions, budget)
         registry.register(self._state)
-        text = f"Finished requests by outcome: {', '.join(get_args(Outcome))}."
+        text = f"Finished requests by outcome: {', '.join(get_args(RequestOutcome))}."
         self._ended = cache(self._counter("lengthwise_requests", text, "endpoint", "outcome").labels)
         text = "Requests by the source of their prediction when sent; under load most should be from the predictor."
         self._predicted = cache(self._counter("lengthwise_predictions", text, "source").labels)
@@ -168,7 +167,7 @@ class Metrics:
         self._labels[name] = labels
         return Histogram(name, text, labels, registry=self._registry, buckets=_BUCKETS)
 
-    def ended(self, endpoint: str, outcome: Outcome) -> None:
+    def ended(self, endpoint: str, outcome: RequestOutcome) -> None:
         """Count a request at its end."""
         self._ended(endpoint, outcome).inc()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.types import Call
+from lengthwise.traffic.rows import latencies, row_dtype
 
 Rows = NDArray[np.void]
 
@@ -18,24 +20,21 @@ SOURCES: Final = ("prior", "history", "predictor", "hint")
 _MAX_NAMES: Final = 256
 _OTHERS: Final = "others"
 _MAX_UNWRITTEN: Final = 256
-ROW: Final = np.dtype(
-    [
-        ("number", "i8"),
-        ("arrival_s", "f8"),
-        ("ended_s", "f8"),
-        ("queue_s", "f4"),
-        ("first_byte_s", "f4"),
-        ("prompt_tokens", "i4"),
-        ("tokens", "i4"),
-        ("cap", "i4"),
-        ("mu", "f4"),
-        ("sigma", "f4"),
-        ("policy", "i2"),
-        ("tenant", "i2"),
-        ("source", "i1"),
-        ("cut", "?"),
-    ]
+FIELDS: Final = (
+    *(
+        "request",
+        "arrival_s",
+        "started_s",
+        "first_token_s",
+        "finished_s",
+        "input_tokens",
+        "output_tokens",
+        "max_tokens",
+    ),
+    *("mu", "sigma", "policy", "tenant", "source", "censored"),
 )
+"""Fields of `RequestRow`, of requests that were answered; times by the dispatcher's clock, `max_tokens` the cap."""
+ROW: Final = row_dtype(FIELDS)
 
 
 class Names:
@@ -80,16 +79,15 @@ class RecentRequests:
             return
         length = call.meter.length
         prompt = call.meter.prompt_tokens
-        now = self._dispatcher.clock()
         row = (
             int(job.id),
             job.arrival,
-            now,
-            job.started - job.arrival,
-            now - job.arrival if call.first_byte_s is None else call.first_byte_s,
-            min(job.prompt_tokens if prompt is None else prompt, 1 << 30),
-            min(tokens, 1 << 30),
-            min(job.cap, 1 << 30),
+            job.started,
+            math.nan if call.ttft_s is None else job.started + call.ttft_s,
+            self._dispatcher.clock(),
+            job.prompt_tokens if prompt is None else prompt,
+            tokens,
+            job.cap,
             job.mu,
             job.sigma,
             self.policy_number,
@@ -121,21 +119,26 @@ class RecentRequests:
         end = self.added % len(self._ring)
         begin = end - count
         rows: Rows = self._ring[begin:end] if begin >= 0 else np.concatenate([self._ring[begin:], self._ring[:end]])
-        return rows[rows["ended_s"] >= self._dispatcher.clock() - HOUR_S]
+        return rows[rows["finished_s"] >= self._dispatcher.clock() - HOUR_S]
 
 
 def latency_series(rows: Rows, bucket_s: float) -> Iterator[list[Any]]:
     """Yield [bucket, policy, tenant, n, and mean and P95 of TTFT, of E2E and of per-token latency] of each bucket.
 
-    A bucket holds the requests that ended in it; a request without a stream has its whole answer as its first byte.
+    A bucket holds the requests that ended in it; an answer in one piece has its end as its first token.
     """
     if not len(rows):
         return
-    buckets = (rows["ended_s"] // bucket_s).astype(np.int64)
+    buckets = (rows["finished_s"] // bucket_s).astype(np.int64)
     order = np.lexsort((rows["tenant"], rows["policy"], buckets))
     rows, buckets = rows[order], buckets[order]
-    e2e = rows["ended_s"] - rows["arrival_s"]
-    values = np.stack([rows["first_byte_s"], e2e, e2e / np.maximum(1, rows["tokens"])])
+    found = latencies(
+        arrival_s=rows["arrival_s"],
+        first_token_s=np.where(np.isnan(rows["first_token_s"]), rows["finished_s"], rows["first_token_s"]),
+        finished_s=rows["finished_s"],
+        output_tokens=np.maximum(1, rows["output_tokens"]),
+    )
+    values = np.stack([found[name] for name in ("ttft_s", "e2e_s", "per_token_s")])
     keys = np.stack([buckets, rows["policy"], rows["tenant"]])
     starts = np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
     for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):

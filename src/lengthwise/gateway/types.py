@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from lengthwise.gateway.bodies import CompletionBody
 from lengthwise.gateway.engine_state import GatewayEngine
@@ -12,7 +12,7 @@ from lengthwise.gateway.streaming import AnswerMeter, Caller
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
 from lengthwise.predictors.contract import PredictionInput
-from lengthwise.traffic.rows import PredictionSource
+from lengthwise.traffic.rows import PredictionSource, RequestOutcome
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span  # of an extra
@@ -21,8 +21,6 @@ PREFIX: Final = "/lengthwise/v1"
 """The paths of the admin API begin with it."""
 PAGE_PATHS: Final = {"/": "index.html", "/dashboard.css": "dashboard.css", "/dashboard.js": "dashboard.js"}
 """The static files of the dashboard, which hold no data."""
-
-Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_stream", "cancelled", "bug"]
 
 
 @dataclass(slots=True)
@@ -51,7 +49,7 @@ class Call:
     """The only engine that it may run on, which stores the answer that it continues."""
     failed: bool = False
     """Whether it ended in an error that is not its client's disconnect."""
-    outcome: Outcome | None = None
+    outcome: RequestOutcome | None = None
     """How it ended; None while it is open, or where its client disconnected."""
     span: Span | None = None
     """Its OpenTelemetry span, where traces are made."""

@@ -29,6 +29,8 @@ from lengthwise.simulator import EngineSpec, Fleet, Outcome, find_engine, simula
 from lengthwise.simulator.fit import fit_clock
 from lengthwise.simulator.replay import Replay
 
+_TIMES: Final = ("arrival_s", "started_s", "finished_s")
+_LENGTHS: Final = ("input_tokens", "output_tokens", "max_tokens", "mu", "sigma")
 _MAX_REQUESTS: Final = 20_000
 _FEW: Final = 300  # requests: the readable engine is faster than loading the compiled one
 _SAME: Final = 0.03  # ratios closer to 1 are called the same
@@ -47,17 +49,7 @@ class LastHour:
     @classmethod
     def of(cls, rows: Rows, running: LiveFleet, engine: str) -> Self:
         """Return recorded rows with the engine of this name and the limits of those that run."""
-        columns = {
-            "arrival_s": rows["arrival_s"],
-            "started_s": rows["arrival_s"] + rows["queue_s"],
-            "finished_s": rows["ended_s"],
-            "input_tokens": rows["prompt_tokens"],
-            "output_tokens": rows["tokens"],
-            "max_tokens": rows["cap"],
-            "mu": rows["mu"],
-            "sigma": rows["sigma"],
-            "tenant": rows["tenant"].astype(str),
-        }
+        columns = {name: rows[name] for name in (*_TIMES, *_LENGTHS)} | {"tenant": rows["tenant"].astype(str)}
         spec = find_engine(engine)
         slots = min(running.slots, spec.max_num_batched_tokens)
         spec = replace(spec, max_num_seqs=slots, kv_tokens=running.kv_tokens or spec.kv_tokens)
@@ -83,7 +75,7 @@ def answers(question: WhatIf, running: LiveFleet, rows: Rows) -> Iterator[dict[s
     rows = rows[-_MAX_REQUESTS:]
     hour = LastHour.of(rows, running, question.engine)
     speed, now = hour.fitted(running)
-    measured = float(np.mean(rows["ended_s"] - rows["arrival_s"]))
+    measured = float(np.mean(rows["finished_s"] - rows["arrival_s"]))
     simulated = _mean_and_p99(now)[0] / speed
     yield {
         "policy": running.policy,
