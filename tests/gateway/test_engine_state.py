@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from lengthwise.client.client import EngineClient
 from lengthwise.client.scrape import EngineGauges, EngineMemory
-from lengthwise.gateway.engine_state import Breaker, ForeignLoad, GatewayEngine, Health, Identity, KvUse, RecentSpeed
+from lengthwise.gateway.engine_state import (
+    Breaker,
+    EngineIdentity,
+    ForeignLoad,
+    GatewayEngine,
+    Health,
+    KvUse,
+    RecentSpeed,
+)
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
 
@@ -115,7 +123,7 @@ def test_speed_is_unknown_before_an_answer_and_follows_recent_answers() -> None:
 
 
 def test_a_kind_that_was_found_is_asked_for_again_after_the_engine_was_down_and_a_configured_one_is_not() -> None:
-    found, configured = Identity(), Identity("vllm", "vllm (configured)")
+    found, configured = EngineIdentity(), EngineIdentity("vllm", "vllm (configured)")
     assert found.is_asked(0.0)
     found.ask_again(30.0)
     assert (found.is_asked(29.9), found.is_asked(30.0)) == (False, True)

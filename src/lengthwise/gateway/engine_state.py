@@ -192,7 +192,7 @@ class RecentSpeed:
 
 
 @dataclass(slots=True)
-class Identity:
+class EngineIdentity:
     """What an engine is, which determines the fields that are added to its requests; configured, or found by asking."""
 
     kind: EngineKind = "openai"
@@ -228,7 +228,7 @@ class GatewayEngine:
     slots: int
     health: Health = field(default_factory=Health)
     breaker: Breaker = field(default_factory=Breaker)
-    identity: Identity = field(default_factory=Identity)
+    identity: EngineIdentity = field(default_factory=EngineIdentity)
     kv: KvUse = field(default_factory=KvUse)
     foreign: ForeignLoad = field(default_factory=ForeignLoad)
     speed: RecentSpeed = field(default_factory=RecentSpeed)

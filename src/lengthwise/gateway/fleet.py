@@ -15,7 +15,7 @@ from lengthwise.client.scrape import fetch_metrics, read_gauges, read_memory
 from lengthwise.errors import InputError
 from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher
-from lengthwise.gateway.engine_state import Breaker, GatewayEngine, Health, Identity
+from lengthwise.gateway.engine_state import Breaker, EngineIdentity, GatewayEngine, Health
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.routing import warm_router
 from lengthwise.routers import DEFAULT_ROUTER
@@ -124,7 +124,9 @@ class EngineFleet:
             connect_timeout_s=config.connect_timeout_s,
             silence_timeout_s=config.silence_timeout_s,
         )
-        known = Identity() if wanted.kind == "auto" else Identity(wanted.kind, f"{wanted.kind} (configured)")
+        known = (
+            EngineIdentity() if wanted.kind == "auto" else EngineIdentity(wanted.kind, f"{wanted.kind} (configured)")
+        )
         engine = GatewayEngine(
             client,
             number,

@@ -176,7 +176,7 @@ class BodyBudget:
         self.free -= size
 
 
-class Limits(Protocol):
+class RateLimits(Protocol):
     """The limits that a request counts against."""
 
     @property
@@ -187,7 +187,7 @@ class Limits(Protocol):
 class Caller:
     """The client's end of one request."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits | None = None) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: RateLimits | None = None) -> None:
         """With `limits`, the answer shows what is left of them."""
         self._limits = limits
         self._record: dict[str, Any] | None = scope.get(RECORD)
