@@ -41,6 +41,13 @@ def test_records_are_read_back_in_order_of_arrival(folder: Path) -> None:
     assert found.output_tokens.tolist() == [3, 100]
 
 
+@pytest.mark.parametrize("text", ["\u00e9 \u2028 \U0001f600\n", "half a pair: \ud83d"])
+def test_any_text_that_a_client_sends_is_logged(folder: Path, text: str) -> None:
+    with TrafficLog(folder, max_bytes=1 << 20) as log:
+        log.add(row(1, text=text, llm=text))
+    assert rows(folder) == (row(1, text=text, llm=text),)
+
+
 def test_a_count_of_events_is_no_length_unless_the_answer_broke_off(folder: Path) -> None:
     with TrafficLog(folder, max_bytes=1 << 20) as log:
         log.add(row(1, counted=True))

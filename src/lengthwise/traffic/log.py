@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 import numpy as np
+from pydantic_core import to_json
 
 from lengthwise.errors import InputError
 from lengthwise.files import write_all
@@ -47,7 +48,6 @@ _EVERY_S: Final = 1.0
 _PARTS: Final = 16
 _PART_S: Final = 3600.0
 _KEY_BYTES: Final = 16
-_DIGITS: Final = 6
 
 
 class EngineReading(NamedTuple):
@@ -87,12 +87,15 @@ def line_of(record: Record) -> str:
     """Return a record as one line; fields that have their default are left out."""
     kind = type(record)
     defaults = _DEFAULTS[kind]
-    given = {
-        name: round(value, _DIGITS) if type(value) is float else value
+    given = {"kind": _NAMES[kind]} | {
+        name: value
         for name, value in zip(kind._fields, record, strict=True)
-        if name not in defaults or value != defaults[name]
+        if value is not None and (name not in defaults or value != defaults[name])
     }
-    return json.dumps({"kind": _NAMES[kind], **given}, separators=(",", ":")) + "\n"
+    try:
+        return to_json(given).decode() + "\n"  # half the CPU time of `json`
+    except ValueError:  # half of a surrogate pair, which a client may send
+        return json.dumps(given) + "\n"
 
 
 def kept_text(text: str) -> str:
