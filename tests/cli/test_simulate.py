@@ -136,7 +136,7 @@ def test_a_row_per_request_and_policy_is_written(tmp_path: Path) -> None:
     assert table["policy"].to_pylist() == ["fcfs"] * 10 + ["sjf"] * 10
     assert table["predictor"].to_pylist() == [None] * 10 + ["history"] * 10
     assert set(table["seed"].to_pylist()) == {0}
-    assert (table["finish_s"].to_numpy() > table["first_token_s"].to_numpy()).all()
+    assert (table["finished_s"].to_numpy() > table["first_token_s"].to_numpy()).all()
 
 
 def test_too_few_requests_for_a_backlog_make_capacity_a_lower_bound(tmp_path: Path) -> None:

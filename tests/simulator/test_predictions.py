@@ -141,14 +141,14 @@ def test_memory_learns_the_lengths_of_each_tenant() -> None:
 
 def test_memory_sees_a_length_only_once_its_request_has_finished() -> None:
     workload = tenants(20)
-    late = predict_workload(workload, "memory", finish_s=np.full(20, 1e9))
+    late = predict_workload(workload, "memory", finished_s=np.full(20, 1e9))
     assert np.ptp(late.mu) == 0.0
-    never = predict_workload(workload, "memory", finish_s=np.full(20, np.nan))
+    never = predict_workload(workload, "memory", finished_s=np.full(20, np.nan))
     assert np.ptp(never.mu) == 0.0
     # The first finishes between the arrivals of the fifth and the sixth, no other ever.
-    finish_s = np.full(20, np.inf)
-    finish_s[0] = 45.0
-    one = predict_workload(workload, "memory", finish_s=finish_s)
+    finished_s = np.full(20, np.inf)
+    finished_s[0] = 45.0
+    one = predict_workload(workload, "memory", finished_s=finished_s)
     assert np.ptp(one.mu[:5]) == 0.0
     assert one.mu[6] < one.mu[0]
     assert np.ptp(predict_workload(tenants(20, gap_s=0.0), "memory").mu) == 0.0

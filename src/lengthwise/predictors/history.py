@@ -20,7 +20,7 @@ MEMORY: Final = 150
 """Observations after which an observation has lost 63 % of its weight, without drift."""
 
 FAST_MEMORY: Final = 35
-"""The same for the memory that follows changes."""
+"""Observations after which one has lost 63 % of its weight in the memory that follows changes."""
 
 MAX_LLMS: Final = 1024
 """LLM names come from clients: above this number the least recently used one is dropped."""

@@ -175,8 +175,8 @@ def as_predictions(
     if predictor is None:
         predictor = default_predictor(workload) if used else "none"
     if isinstance(predictor, str):
-        finish_s = simulate(workload, fleet, "fcfs", predictor="none").finished_s if learns(predictor) else None
-        return predict_workload(workload, predictor, seed=seed, finish_s=finish_s, on_progress=on_progress)
+        finished_s = simulate(workload, fleet, "fcfs", predictor="none").finished_s if learns(predictor) else None
+        return predict_workload(workload, predictor, seed=seed, finished_s=finished_s, on_progress=on_progress)
     return _checked(predictor, RequestPredictions, "predictor", 'a name such as "fast", or RequestPredictions')
 
 

@@ -102,13 +102,13 @@ def predict_workload(
     predictor: str,
     *,
     seed: int = 0,
-    finish_s: Floats | None = None,
+    finished_s: Floats | None = None,
     on_progress: Progress | None = None,
 ) -> RequestPredictions:
     """Return the predictions of a predictor by its name (see `parse_predictor_spec`); `seed` is for noise.
 
     Requests with the same prompt and LLM have the same prediction, noise included; not so with `memory`, to which a
-    length is visible from its request's time in `finish_s` on, by default a second and 30 ms per token after arrival.
+    length is visible from its request's time in `finished_s` on, by default a second and 30 ms per token after arrival.
     """
     spec = parse_predictor_spec(predictor)
     true = workload.output_tokens.astype(np.float64)
@@ -124,7 +124,7 @@ def predict_workload(
     elif spec.kind == "history":
         mu, sigma = _history(workload)
     elif spec.kind == "memory":
-        mu, sigma = _memory(workload, spec, finish_s, on_progress)
+        mu, sigma = _memory(workload, spec, finished_s, on_progress)
     else:
         mu, sigma = _model(workload, spec, on_progress)
     return RequestPredictions(predictor, mu, sigma, caps, _llms(workload), _centre(workload))
@@ -169,7 +169,7 @@ class _KnownColumns:
 
 
 def _memory(
-    workload: Workload, spec: PredictorSpec, finish_s: Floats | None, on_progress: Progress | None
+    workload: Workload, spec: PredictorSpec, finished_s: Floats | None, on_progress: Progress | None
 ) -> tuple[Floats, Floats]:
     """Predict each request at its arrival, from the requests that have finished by then."""
     text = None
@@ -184,9 +184,9 @@ def _memory(
             zip(_llms(workload).tolist(), limits, tenants, sessions, strict=True)
         )
     ]
-    if finish_s is None:
-        finish_s = workload.arrival_s + _TTFT_S + _TPOT_S * workload.output_tokens
-    ends = np.where(np.isfinite(finish_s), finish_s, np.inf)
+    if finished_s is None:
+        finished_s = workload.arrival_s + _TTFT_S + _TPOT_S * workload.output_tokens
+    ends = np.where(np.isfinite(finished_s), finished_s, np.inf)
     order = np.argsort(ends, kind="stable").tolist()
     ended = np.searchsorted(ends[order], workload.arrival_s, side="right").tolist()
     mu, sigma, observed = np.empty(len(inputs)), np.empty(len(inputs)), 0
