@@ -50,7 +50,7 @@ def test_runs_at_one_rate_are_paired_where_their_loads_differ(tmp_path: Path) ->
     first = stored(tmp_path / "a.json")
     content = json.loads(stored(tmp_path / "b.json", slower=1.5).read_text())
     for run in content["runs"]:
-        run["level"] = run["level"].replace("load 0.", "load 0.4").replace("load 1.", "load 0.8")  # more slots
+        run["offered"] = run["offered"].replace("load 0.", "load 0.4").replace("load 1.", "load 0.8")  # more slots
     (tmp_path / "b.json").write_text(json.dumps(content))
     result = report(first, tmp_path / "b.json", "--json")
     assert result.exit_code == 0, result.stderr

@@ -66,7 +66,7 @@ def test_answers_of_different_lengths_between_arms_are_counted(store: BenchStore
     of_probe = np.flatnonzero(np.array(rows["policy"].to_pylist()) == LIMITED.policy)
     lengths[of_probe[:2]] += 1
     place = rows.schema.get_field_index("output_tokens")
-    changed = rows.set_column(place, rows.schema.field(place), pa.array(lengths, pa.int32()))
+    changed = rows.set_column(place, rows.schema.field(place), pa.array(lengths))
     pq.write_table(changed, store.folder / "requests.parquet")
     assert compare(store).other_lengths == 2
 

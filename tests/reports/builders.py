@@ -19,7 +19,7 @@ def run(
     return ReportedRun(
         policy,
         predictor,
-        level=f"load {load:.2f}",
+        offered=f"load {load:.2f}",
         load=load,
         latency={name: {"mean": 10 * mean.ratio, "p99": 30 * tail} for name in ("ttft_s", "e2e_s")},
         over_fcfs={"e2e_mean": mean, "e2e_p99": Ratio(tail, tail, tail), "ttft_mean": mean},

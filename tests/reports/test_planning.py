@@ -62,7 +62,7 @@ def test_true_lengths_are_named_in_table_verdict_and_facts() -> None:
 
 def test_all_policies_are_compared_with_the_fewest_engines_that_any_needs() -> None:
     runs = report().runs
-    assert [(run.policy, run.level) for run in runs] == [("fcfs", "4 engines"), ("sjf", "4 engines")]
+    assert [(run.policy, run.offered) for run in runs] == [("fcfs", "4 engines"), ("sjf", "4 engines")]
     assert runs[0].is_baseline
     assert runs[1].ratio("e2e_mean").ratio == 1.0, "equal requests"
     assert report(policies=("sjf",)).runs[0].over_fcfs == {}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from lengthwise.reports.runs import ReportedRun, judged, pooled, top_level
+from lengthwise.reports.runs import ReportedRun, at_highest_load, judged, pooled
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.metrics import LatencyProfile
 from tests.reports.builders import BASE_E2E, FCFS, GOOD, ONE, run
@@ -32,9 +32,9 @@ def test_a_run_is_written_as_json_and_read_back() -> None:
 
 def test_the_top_level_is_the_highest_load_or_the_last_level_where_loads_are_unknown() -> None:
     high = run("sjf", ONE, load=1.1)
-    assert top_level([FCFS, high, GOOD]) == [high]
-    unknown = [replace(each, load=math.nan, level=level) for each, level in ((FCFS, "burst"), (GOOD, "steady"))]
-    assert top_level(unknown) == unknown[1:]
+    assert at_highest_load([FCFS, high, GOOD]) == [high]
+    unknown = [replace(each, load=math.nan, offered=offered) for each, offered in ((FCFS, "burst"), (GOOD, "steady"))]
+    assert at_highest_load(unknown) == unknown[1:]
 
 
 def test_a_verdict_is_about_the_first_place_which_is_named_only_beside_others() -> None:

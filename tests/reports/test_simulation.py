@@ -83,7 +83,7 @@ def test_a_note_states_the_loads_at_which_hardly_any_request_waits() -> None:
 def test_a_batch_has_no_load() -> None:
     batch = requests([(8, 3), (8, 40), (8, 12)] * 5).replace(arrival_s=[0.0] * 15)
     found = runs_of(run_grid(Plan(fleet(UNEVEN, seqs=2), ["fcfs", "sjf"], ["oracle"]), lambda _: batch))
-    assert {run.level for run in found} == {"all at once"}
+    assert {run.offered for run in found} == {"all at once"}
     assert all(math.isnan(run.load) for run in found)
 
 
@@ -142,7 +142,7 @@ def test_the_runs_of_a_sweep_are_compared_with_the_fcfs_of_their_load() -> None:
     fcfs, sjf = sweep_runs(SWEPT)
     assert (fcfs.is_baseline, sjf.is_baseline) == (True, False)
     assert sjf.ratio("e2e_mean").ratio == pytest.approx(0.5)
-    assert (sjf.place, sjf.level, sjf.load) == ("w on f", "load 0.90", 0.9)
+    assert (sjf.place, sjf.offered, sjf.load) == ("w on f", "load 0.90", 0.9)
     (alone,) = sweep_runs([swept("sjf", 0, 1.0)])
     assert alone.over_fcfs == {}
 

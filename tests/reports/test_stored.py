@@ -49,7 +49,7 @@ def test_a_file_of_a_sweep_is_read_by_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
     path.write_text(json.dumps({"rows": [row]}))
     (run,) = read_runs(path).runs
-    assert (run.place, run.level, run.latency["e2e_s"]["p99"]) == ("w on f", "load 0.90", 3.0)
+    assert (run.place, run.offered, run.latency["e2e_s"]["p99"]) == ("w on f", "load 0.90", 3.0)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_the_account_has_the_counts_of_the_probe(model: Path, probe: Path, tmp_p
 
 
 def test_an_engine_without_the_states_worker_is_refused_with_the_missing_option(model: Path, probe: Path) -> None:
-    with pytest.raises(InputError, match=r"add --worker-cls lengthwise\.engines\.vllm_worker\.StatesWorker"):
+    with pytest.raises(InputError, match=r"add --worker-cls lengthwise\.vllm\.worker\.StatesWorker"):
         make_scheduler(LengthwiseScheduler, model, policy="srpt", measuring={"probe": str(probe)}, worker="auto")
 
 

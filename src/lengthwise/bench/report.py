@@ -78,7 +78,7 @@ def bench_runs(result: BenchResult, measured: Measured) -> list[ReportedRun]:
             ReportedRun(
                 f"{each.arm.policy} (again)" if each.arm.copy else each.arm.policy,
                 None if each.arm.predictor == NO_PREDICTOR else each.arm.predictor,
-                level=f"{each.kind} episodes",
+                offered=f"{each.kind} episodes",
                 latency={"e2e_s": {name: each.seconds[name] for name in ("mean", "p50", "p99")}},
                 over_fcfs={
                     ours: Ratio(1.0, 1.0, 1.0) if is_base else each.ratios[theirs] for theirs, ours in _FIGURES.items()
@@ -94,8 +94,8 @@ def bench_document(result: BenchResult, measured: Measured, origin: Origin) -> D
 
     def drawn() -> list[Figure]:
         runs = bench_runs(result, measured)
-        several = len({run.level for run in runs}) > 1
-        return figures([replace(run, place=run.level if several else "") for run in runs])
+        several = len({run.offered for run in runs}) > 1
+        return figures([replace(run, place=run.offered if several else "") for run in runs])
 
     how = Table("How this was measured", ["setting", "value"], _setting(result))
     known = {**vars(result), "verdict": str(result.verdict)}

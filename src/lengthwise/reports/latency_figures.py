@@ -19,7 +19,7 @@ from lengthwise.reports.page import (
     ratio_axis,
     tokens_axis,
 )
-from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, figure_name, top_level
+from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, at_highest_load, figure_name
 from lengthwise.simulator.grid import BASELINE
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
 
@@ -34,7 +34,7 @@ def figures(runs: Sequence[ReportedRun]) -> list[Figure]:
     for place in places:
         here = [run for run in runs if run.place == place]
         suffix = f" ({place})" if len(places) > 1 else ""
-        shown = top_level(here)
+        shown = at_highest_load(here)
         drawn = [latency_by_length(shown), latency_over_time(shown), ratio_intervals(here), latency_by_load(here)]
         found += [
             Figure(each.title + suffix, each.text, each.data, each.layout, each.height) for each in drawn if each.data
@@ -86,10 +86,10 @@ def ratio_intervals(runs: Sequence[ReportedRun]) -> Figure:
     """The ratios to the baseline with their intervals, a panel per figure."""
     known = [run for run in runs if not run.is_baseline and not math.isnan(run.ratio("e2e_mean").ratio)]
     if len(known) > _MAX_ROWS:
-        known = top_level(known)
+        known = at_highest_load(known)
     base = next((run.name for run in runs if run.is_baseline), BASELINE)
-    levels = len({run.level for run in known}) > 1
-    names = [f"{run.label}, {run.level}" if levels else run.label for run in known]
+    several = len({run.offered for run in known}) > 1
+    names = [f"{run.label}, {run.offered}" if several else run.label for run in known]
     titles = {figure_name(*what): title for what, title in SHOWN.items()}
     shown = [name for name in titles if any(not math.isnan(run.ratio(name).ratio) for run in known)]
     data: list[dict[str, Any]] = []
@@ -126,7 +126,7 @@ def latency_by_load(runs: Sequence[ReportedRun]) -> Figure:
                 y = [run.latency[metric][statistic] for run in line]
                 x = [run.load for run in line]
                 data.append({**trace(line[0], known, place, "lines+markers"), "x": x, "y": y})
-    unit = "requests/s" if known and known[0].level.endswith("/s") else "load"
+    unit = "requests/s" if known and known[0].offered.endswith("/s") else "load"
     panels = [(axis(unit), axis("seconds", rangemode="tozero"))] * len(shown)
     titles = [f"{statistic} {NAMES[metric]}" for metric, statistic in shown]
     return Figure(
@@ -165,4 +165,4 @@ def _profile(run: ReportedRun) -> LatencyProfile:
 
 
 def _where(runs: Sequence[ReportedRun]) -> str:
-    return f"At {runs[0].level}. " if runs and runs[0].level else ""
+    return f"At {runs[0].offered}. " if runs and runs[0].offered else ""

@@ -72,7 +72,7 @@ class ReplayReport:
         return [
             ReportedRun(
                 load.model,
-                level=_level(load),
+                offered=_offered(load),
                 load=load.rate if load.rate is not None and math.isfinite(load.rate) else math.nan,
                 latency={metric: asdict(getattr(load.summary(), metric)) for metric in NAMES},
                 profile=load.summary().profile,
@@ -102,7 +102,7 @@ class ReplayReport:
             summary = load.summary()
             rows.append(
                 [
-                    _level(load),
+                    _offered(load),
                     f"{summary.requests_per_s:.3g}",
                     f"{summary.output_tokens_per_s:.4g}",
                     share(load.failed),
@@ -124,7 +124,7 @@ class ReplayReport:
         return Document(title, self.tables(), known, self.verdict, lambda: figures(self.runs), origin)
 
 
-def _level(load: LoadReport) -> str:
+def _offered(load: LoadReport) -> str:
     if load.rate is None:
         return "its own arrivals"
     return "all at once" if math.isinf(load.rate) else f"{load.rate:.3g}/s"

@@ -41,7 +41,7 @@ def _runs(found: ObservedGain) -> list[ReportedRun]:
         ReportedRun(
             policy,
             predictor,
-            level=f"load {found.load:.2f}",
+            offered=f"load {found.load:.2f}",
             load=found.load,
             latency={measure: asdict(getattr(summary, measure)) for measure in NAMES},
             over_fcfs=ratios,

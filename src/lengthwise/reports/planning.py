@@ -106,7 +106,7 @@ class PlanReport:
                 ReportedRun(
                     plan.policy,
                     plan.predictor,
-                    level=engine_count(common),
+                    offered=engine_count(common),
                     latency={metric: asdict(getattr(outcome.summary, metric)) for metric in NAMES},
                     over_fcfs=ratios,
                     profile=outcome.summary.profile,

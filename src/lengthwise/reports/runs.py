@@ -39,14 +39,14 @@ def figure_name(metric: str, statistic: str) -> str:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """One policy with one predictor and router at one level of load, as it is shown and stored."""
+    """One policy with one predictor and router at one offered load, as it is shown and stored."""
 
     policy: str
     predictor: str | None = None
     router: str = USUAL_ROUTER
     place: str = ""
     """Workload and fleet, where a report has several."""
-    level: str = ""
+    offered: str = ""
     """The load in words."""
     load: float = math.nan
     latency: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class ReportedRun:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the others of its level are compared with it."""
+        """Whether the others at its offered load are compared with it."""
         return self.reference or (self.policy == BASELINE and all(each.ratio == 1 for each in self.over_fcfs.values()))
 
     def ratio(self, figure: str) -> Ratio:
@@ -105,7 +105,7 @@ class ReportedRun:
             predictor=content.get("predictor"),
             router=content.get("router") or USUAL_ROUTER,
             place=content.get("place") or "",
-            level=content.get("level") or "",
+            offered=content.get("offered") or "",
             load=_number(content.get("load")),
             latency={
                 name: {each: _number(value) for each, value in content[name].items()}
@@ -135,16 +135,16 @@ def pooled(profiles: Sequence[LatencyProfile]) -> LatencyProfile:
     return LatencyProfile(tokens, e2e_s, first.time_s, first.waiting, first.window_e2e_s)
 
 
-def top_level(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """Return the runs at the highest load, or at the last level where loads are not known."""
+def at_highest_load(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    """Return the runs at the highest load, or at the last offered load where loads are no numbers."""
     loads = [run.load for run in runs if not math.isnan(run.load)]
     if loads:
         return [run for run in runs if run.load == max(loads)]
-    return [run for run in runs if run.level == runs[-1].level]
+    return [run for run in runs if run.offered == runs[-1].offered]
 
 
 def judged(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     """Return the runs that a verdict is about: of the first place, at the highest load; a single place has no name."""
     several = len({run.place for run in runs}) > 1
-    shown = top_level([run for run in runs if run.place == runs[0].place])
+    shown = at_highest_load([run for run in runs if run.place == runs[0].place])
     return shown if several else [replace(run, place="") for run in shown]

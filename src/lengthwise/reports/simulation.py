@@ -224,7 +224,7 @@ def _without_profile(summary: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in summary.items() if name != "profile"}
 
 
-_LEVEL: Final = ("workload", "fleet", "load", "rate")
+_OFFERED: Final = ("workload", "fleet", "load", "rate")
 _COMPARED_BY: Final = ("router", "policy", "predictor")
 _FIGURES: Final[tuple[tuple[Metric, Statistic], ...]] = (
     ("ttft_s", "mean"),
@@ -274,7 +274,7 @@ def _sweep_cells(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], See
     """Return the rows of each cell, one per seed."""
     cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        cells.setdefault(tuple(row[name] for name in (*_LEVEL, *_COMPARED_BY)), []).append(row)
+        cells.setdefault(tuple(row[name] for name in (*_OFFERED, *_COMPARED_BY)), []).append(row)
     return {name: SeedResults(seeds=tuple(seeds)) for name, seeds in cells.items()}
 
 
@@ -291,7 +291,7 @@ def runs_of(grid: Grid) -> list[ReportedRun]:
             cell.policy,
             cell.predictor,
             cell.router,
-            level=f"load {cell.offered.load:.2f}" if math.isfinite(cell.offered.load) else "all at once",
+            offered=f"load {cell.offered.load:.2f}" if math.isfinite(cell.offered.load) else "all at once",
             load=cell.offered.load if math.isfinite(cell.offered.load) else math.nan,
             latency={metric: {name: cell.latency(metric, name) for name in STATISTICS} for metric in METRICS},
             over_fcfs={figure_name(*what): grid.ratio(cell, *what) for what in COMPARED},

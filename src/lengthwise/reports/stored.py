@@ -13,7 +13,7 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports.latency_figures import figures, latency_by_length, latency_over_time, ratio_intervals
 from lengthwise.reports.page import Document, Figure, Origin
-from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, figure_name, judged, top_level
+from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, at_highest_load, figure_name, judged
 from lengthwise.reports.simulation import sweep_runs
 from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.reports.verdict import Verdict, on_change, on_policies
@@ -56,8 +56,8 @@ class StoredRuns:
         rows = []
         for run in self.runs:
             figures = [seconds(run.latency.get(name, {}).get(each, math.nan)) for name, each in SHOWN]
-            rows.append([run.label, run.level, *figures, multiple(run.ratio("e2e_mean"), 2)])
-        columns = ["run", "level", *(f"{NAMES[name]} {each}" for name, each in SHOWN), "E2E mean over fcfs"]
+            rows.append([run.label, run.offered, *figures, multiple(run.ratio("e2e_mean"), 2)])
+        columns = ["run", "load", *(f"{NAMES[name]} {each}" for name, each in SHOWN), "E2E mean over fcfs"]
         return Table(self.name, columns, rows, keys=2)
 
     @property
@@ -96,16 +96,18 @@ class StoredPair:
 
     @property
     def label(self) -> str:
-        """The run's name, and both levels or names if they differ."""
-        if self.second.label == self.first.label and not self.same_level:
-            return f"{self.second.label} at {self.second.level} (was {self.first.level.removeprefix('load ')})"
-        ours, theirs = (f"{run.label} at {run.level}" if run.level else run.label for run in (self.second, self.first))
+        """The run's name, and both loads or names if they differ."""
+        if self.second.label == self.first.label and not self.same_offered:
+            return f"{self.second.label} at {self.second.offered} (was {self.first.offered.removeprefix('load ')})"
+        ours, theirs = (
+            f"{run.label} at {run.offered}" if run.offered else run.label for run in (self.second, self.first)
+        )
         return ours if ours == theirs else f"{ours}, before: {theirs}"
 
     @property
-    def same_level(self) -> bool:
+    def same_offered(self) -> bool:
         """Whether both runs have the same load."""
-        return self.first.level == self.second.level
+        return self.first.offered == self.second.offered
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class StoredComparison:
         capacity = [_number(content, "capacity", "requests_per_s") for content in (first, second)]
         if all(capacity) and abs(capacity[1] / capacity[0] - 1) > _SAME_CAPACITY:
             change = f"capacity: {capacity[0]:.2f} -> {capacity[1]:.2f} requests/s"
-            same_load = any(pair.same_level for pair in self.pairs)
+            same_load = any(pair.same_offered for pair in self.pairs)
             other = "load is another rate; --rate gives both the same traffic" if same_load else "rate is another load"
             notes.append(f"{change}. The same {other}.")
         origins = (self.first.origin, self.second.origin)
@@ -176,7 +178,7 @@ class StoredComparison:
 
     def figures(self) -> list[Figure]:
         """Both files of the pairs at the highest load beside each other."""
-        shown = top_level([pair.second for pair in self.pairs])
+        shown = at_highest_load([pair.second for pair in self.pairs])
         found: list[Figure] = []
         for pair in self.pairs:
             if pair.second in shown:
@@ -194,15 +196,15 @@ class StoredComparison:
 
 
 def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:
-    """Pair the runs of two files by policy, predictor, router, place and level, else by rate in place of the level.
+    """Pair the runs of two files by policy, predictor, router, place and offered load, else by rate.
 
     The same rate is another load where the engines differ. Two single runs are always a pair.
     """
-    places = _common(_by_level(first), _by_level(second)) or _common(_by_rate(first), _by_rate(second))
+    places = _common(_by_offered(first), _by_offered(second)) or _common(_by_rate(first), _by_rate(second))
     if not places and len(first.runs) == len(second.runs) == 1:
         places = [(0, 0)]
     if not places:
-        names = ", ".join(dict.fromkeys(f"{run.label} at {run.level}" for run in first.runs))
+        names = ", ".join(dict.fromkeys(f"{run.label} at {run.offered}" for run in first.runs))
         raise InputError("has no run in common with the first file", source=second.name, hint=f"which has {names}")
     paired = first.content.get("content_hash") == second.content.get("content_hash")
     pairs = []
@@ -218,8 +220,8 @@ def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:
     return StoredComparison(first, second, tuple(pairs))
 
 
-def _by_level(file: StoredRuns) -> dict[tuple[object, ...], int]:
-    return {(run.label, run.place, run.level): place for place, run in enumerate(file.runs)}
+def _by_offered(file: StoredRuns) -> dict[tuple[object, ...], int]:
+    return {(run.label, run.place, run.offered): place for place, run in enumerate(file.runs)}
 
 
 def _by_rate(file: StoredRuns) -> dict[tuple[object, ...], int]:

@@ -74,12 +74,12 @@ def price(mean: Ratio, p99: Ratio) -> float:
 
 
 def on_policies(runs: Sequence[ReportedRun]) -> Verdict:
-    """Return the verdict on the best policy without true lengths; `runs` are those of one place and level.
+    """Return the verdict on the best policy without true lengths; `runs` are those of one place and offered load.
 
     Without a baseline, or with nothing beside it, the verdict is the mean E2E alone.
     """
-    level, place = runs[0].level, runs[0].place
-    where = f" at {level}" if level else ""
+    offered, place = runs[0].offered, runs[0].place
+    where = f" at {offered}" if offered else ""
     where += f" ({place})" if place else ""
     base = next((run for run in runs if run.is_baseline), None)
     if base is None:
