@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import aiohttp
 import pytest
 
+from lengthwise.predictors.service import PredictionService
 from tests.gateway.engine import StandIn, served
+from tests.gateway.helpers import Clock
+from tests.predictors.guesses import Guess
+
+PATIENCE_S = 60.0
+"""Of the prediction service with `guess`, by its `clock`."""
 
 
 @pytest.fixture
@@ -28,3 +35,22 @@ def engine_url(engine: StandIn) -> Iterator[str]:
 async def http(anyio_backend: str) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         yield session
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The clock of the prediction service."""
+    return Clock()
+
+
+@pytest.fixture
+def guess(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[Guess]:
+    """Replace `fast` by a predictor that reads the number at the end of a prompt and can hang."""
+    made = Guess()
+
+    def service(name: str, **_: Any) -> PredictionService:
+        return PredictionService(None if name == "none" else lambda: made, patience_s=PATIENCE_S, clock=clock)
+
+    monkeypatch.setattr("lengthwise.gateway.app.prediction_service", service)
+    yield made
+    made.gate.set()

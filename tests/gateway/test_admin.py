@@ -11,10 +11,8 @@ import pytest
 
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import PLAIN, body, gateway, hinted, until_true, until_waiting
-from tests.gateway.test_predictions import guess
 from tests.predictors.guesses import Guess
 
-__all__ = ["guess"]  # a fixture
 pytestmark = pytest.mark.anyio
 
 BASE = "/lengthwise/v1"

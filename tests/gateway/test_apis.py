@@ -12,10 +12,9 @@ import pytest
 from tests.gateway.engine import StandIn, served
 from tests.gateway.formats import stream_events, whole_answer
 from tests.gateway.helpers import CHAT, PLAIN, gateway, metric, until_true, until_waiting
-from tests.gateway.test_predictions import events, guess
+from tests.gateway.test_predictions import events
 from tests.predictors.guesses import Guess
 
-__all__ = ["guess"]  # a fixture
 pytestmark = pytest.mark.anyio
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

@@ -25,7 +25,7 @@ def stand_in() -> StandIn:
 
 @pytest.fixture(scope="module")
 def limited(stand_in: StandIn) -> Iterator[str]:
-    times = [f"--{name}-timeout=0.5" for name in ("header", "body", "write")]
+    times = [f"--{name}-timeout-s=0.5" for name in ("header", "body", "write")]
     with (
         served(stand_in.app()) as engine_url,
         serving("--engine", engine_url, "--max-header-bytes", "4096", "--predictor", "none", *times) as (_, url),

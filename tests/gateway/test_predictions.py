@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +14,13 @@ import pytest
 from lengthwise.policies import Job, QueueView, make_policy
 from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.service import PredictionService
+from tests.gateway.conftest import PATIENCE_S
 from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import CHAT, PLAIN, Clock, body, gateway, hinted, metric, post, until, until_true
 from tests.gateway.test_order import hold
 from tests.predictors.guesses import Guess
 
 pytestmark = pytest.mark.anyio
-
-
-PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """The clock of the prediction service."""
-    return Clock()
-
-
-@pytest.fixture
-def guess(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[Guess]:
-    """Replace `fast` by a predictor that reads the number at the end of a prompt and can hang."""
-    made = Guess()
-
-    def service(name: str, **_: Any) -> PredictionService:
-        return PredictionService(None if name == "none" else lambda: made, patience_s=PATIENCE_S, clock=clock)
-
-    monkeypatch.setattr("lengthwise.gateway.app.prediction_service", service)
-    yield made
-    made.gate.set()
 
 
 async def events(http: aiohttp.ClientSession, url: str, **wanted: int) -> None:
