@@ -43,7 +43,7 @@ REQUEST: Final = np.dtype(
         ("missing_kv_tokens", "i4"),  # leading ones among them, not sent because they were cached here
     ]
 )
-"""One request: what an engine is told of it, and when and how it was served."""
+"""One request: what an engine knows of it, and when and how it was served."""
 
 Records = np.recarray[Any, Any]
 """An array of such records."""
