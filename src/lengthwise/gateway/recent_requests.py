@@ -21,17 +21,20 @@ _MAX_NAMES: Final = 256
 _OTHERS: Final = "others"
 _MAX_UNWRITTEN: Final = 256
 FIELDS: Final = (
-    *(
-        "request",
-        "arrival_s",
-        "started_s",
-        "first_token_s",
-        "finished_s",
-        "input_tokens",
-        "output_tokens",
-        "max_tokens",
-    ),
-    *("mu", "sigma", "policy", "tenant", "source", "censored"),
+    "request",
+    "arrival_s",
+    "started_s",
+    "first_token_s",
+    "finished_s",
+    "input_tokens",
+    "output_tokens",
+    "max_tokens",
+    "mu",
+    "sigma",
+    "policy",
+    "tenant",
+    "source",
+    "censored",
 )
 """Fields of `RequestRow`, of requests that were answered; times by the dispatcher's clock, `max_tokens` the cap."""
 ROW: Final = row_dtype(FIELDS)
