@@ -1,6 +1,7 @@
 """What a gateway costs: CPU time of its processes for the same requests, beside a bare proxy and other gateways.
 
     python -m benchmarks.gateway costs [--rounds 5] [--sglang-router PYTHON] [--vllm-router PYTHON] [--litellm PYTHON]
+    python -m benchmarks.gateway survival [--rounds 3] [--sglang-router PYTHON] [--vllm-router PYTHON]
     python -m benchmarks.gateway streams [--clients 1000]     # slow streams on one core, without an error
     python -m benchmarks.gateway memory [--requests 200000]   # growth of the resident memory
     python -m benchmarks.gateway queue [--waiting 10000]      # cost of a request, by the length of the queue
@@ -34,9 +35,9 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import aiohttp
 import numpy as np
@@ -44,18 +45,24 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from benchmarks import add_options
-from benchmarks.stand_in import MODEL
+from benchmarks.stand_in import MODEL, Behaviour, behave
 from lengthwise.reports.page import processor_name
+
+Fault = Literal["error", "hang", "killed"]
 
 ENGINES: Final = 3
 CONCURRENCY: Final = 32
 SLOTS: Final = 4  # per engine, fewer than clients
+FAULTS: Final[tuple[Fault, ...]] = ("error", "hang", "killed")
+SURVIVORS: Final = 300
+SURVIVAL_TIMEOUT_S: Final = 30.0
 WAITING: Final = "lengthwise, waiting"
 HUGE_PAGES: Final = "lengthwise, none, huge pages"
 HUGE_PAGES_SETTINGS: Final = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 PATH: Final = "/v1/chat/completions"
 CHUNKS: Final = 200
 CHUNK_S: Final = 0.02
+STREAMED: Final = Behaviour(CHUNKS, CHUNK_S)
 KEY: Final = "sk-" + secrets.token_hex(32)  # LiteLLM does not start without one
 HEADERS: Final = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
 _CONNECTION: Final = frozenset({b"host", b"content-length", b"connection", b"transfer-encoding"})
@@ -163,17 +170,26 @@ def request_body(**fields: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def engines(count: int = ENGINES) -> Iterator[list[str]]:
-    """Run stand-in engines."""
+def engine_processes(behaviour: Behaviour, count: int = ENGINES) -> Iterator[dict[str, int]]:
+    """Run stand-in engines; yield their process by URL."""
     with ExitStack() as stack:
-        urls = []
+        found = {}
         for _ in range(count):
             port = free_port()
-            stack.enter_context(process([sys.executable, "-m", "benchmarks.stand_in", str(port)]))
-            urls.append(f"http://127.0.0.1:{port}")
-        for url in urls:
+            pid = stack.enter_context(process([sys.executable, "-m", "benchmarks.stand_in", str(port)]))
+            found[f"http://127.0.0.1:{port}"] = pid
+        for url in found:
             wait_until_up(url)
-        yield urls
+        for url in found:
+            behave(url, behaviour)
+        yield found
+
+
+@contextmanager
+def engines(behaviour: Behaviour = Behaviour()) -> Iterator[list[str]]:  # noqa: B008  (frozen)
+    """Run stand-in engines; yield their URLs."""
+    with engine_processes(behaviour) as found:
+        yield list(found)
 
 
 @contextmanager
@@ -199,7 +215,7 @@ def ours(urls: Sequence[str], predictor: str, *options: str) -> list[str]:
     """Return the command of our gateway."""
     named = [word for url in urls for word in ("--engine", url)]
     command = [sys.executable, "-m", "lengthwise", "serve", "--port", "{port}", "--predictor", predictor]
-    return [*command, *named, *options]
+    return [*command, *named, "--state", "off", *options]
 
 
 def peers(arguments: argparse.Namespace, urls: Sequence[str], folder: Path) -> dict[str, list[str]]:
@@ -260,8 +276,8 @@ def measure(gateway: Gateway, body: dict[str, Any], requests: int, concurrency: 
 
 def costs(arguments: argparse.Namespace) -> None:
     """Measure all gateways on small requests and on streams."""
-    streamed = request_body(stream=True, max_tokens=CHUNKS, user=str(CHUNK_S))
-    kinds = {"request": (request_body(), arguments.requests), "stream": (streamed, CONCURRENCY)}
+    streamed = request_body(stream=True, max_tokens=CHUNKS)
+    kinds = {"request": (request_body(), Behaviour(), arguments.requests), "stream": (streamed, STREAMED, CONCURRENCY)}
     found: dict[tuple[str, str], list[float]] = {}
     with ExitStack() as stack:
         urls = stack.enter_context(engines())
@@ -278,7 +294,9 @@ def costs(arguments: argparse.Namespace) -> None:
             for name, command in commands.items()
         ]
         for _ in range(arguments.rounds):
-            for (kind, (body, requests)), one in itertools.product(kinds.items(), gateways):
+            for (kind, (body, behaviour, requests)), one in itertools.product(kinds.items(), gateways):
+                for url in urls:
+                    behave(url, behaviour)
                 if (one.name, kind) == (WAITING, "stream"):  # that of the others, with fewer at once
                     continue
                 cpu_ms = measure(one, body, requests)
@@ -302,11 +320,103 @@ def costs(arguments: argparse.Namespace) -> None:
     print(f"absent: {', '.join(absent) or 'none'}")
 
 
+@dataclass(frozen=True)
+class Survival:
+    """What 300 clients saw while one engine of three failed."""
+
+    failed: int
+    slow: int
+    """Answered after more than 5 s."""
+    longest_s: float
+
+
+def survival(arguments: argparse.Namespace) -> None:
+    """Count the requests that fail at their clients while one engine of three answers 500, hangs for 10 s or dies.
+
+    300 requests at 30 a second, every second one streamed, of 0.2 s each; the fault begins at the 60th. Clients wait
+    for 30 s. Every gateway has its default settings, and engines and gateways start afresh.
+    """
+    found: dict[tuple[str, str], list[Survival]] = {}
+    names: dict[str, None] = {}
+    for _, fault in itertools.product(range(arguments.rounds), FAULTS):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in gateways_beside(arguments, ["http://127.0.0.1:1"], Path(folder)):
+                with engine_processes(Behaviour(10, CHUNK_S)) as running:
+                    command = gateways_beside(arguments, list(running), Path(folder))[name]
+                    with gateway(name, command) as one:
+                        seen = asyncio.run(_survive(one.url, running, fault))
+                names[name] = None
+                found.setdefault((name, fault), []).append(seen)
+                print(f"{name}, {fault}: {seen}", file=sys.stderr)
+    print(f"{machine()}, load {os.getloadavg()[0]:.1f}; sums of {arguments.rounds} rounds of {SURVIVORS} requests")
+    print("failed, answered after more than 5 s, and the longest in s")
+    print(f"{'':<20}" + "".join(f"{fault:>24}" for fault in FAULTS))
+    for name in names:
+        cells = ""
+        for fault in FAULTS:
+            rounds = found[name, fault]
+            failed, slow = sum(seen.failed for seen in rounds), sum(seen.slow for seen in rounds)
+            cells += f"{f'{failed}, {slow}, {max(seen.longest_s for seen in rounds):.1f}':>24}"
+        print(f"{name:<20}{cells}")
+
+
+def gateways_beside(arguments: argparse.Namespace, urls: Sequence[str], folder: Path) -> dict[str, list[str]]:
+    """Return the commands of our gateway and of its peers."""
+    return {"lengthwise": ours(urls, "none"), **peers(arguments, urls, folder)}
+
+
+async def _survive(url: str, running: dict[str, int], fault: Fault) -> Survival:
+    """Send the requests of `survival` and let one engine fail meanwhile."""
+    behaviour, broken = Behaviour(10, CHUNK_S), next(iter(running))
+    took: list[float] = []
+    failed = 0
+    timeout, connector = aiohttp.ClientTimeout(total=SURVIVAL_TIMEOUT_S), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=HEADERS) as http:
+
+        async def request(number: int) -> None:
+            nonlocal failed
+            began = time.monotonic()
+            body = request_body(stream=number % 2 == 0, max_tokens=10)
+            body["messages"][0]["content"] = f"{number} {body['messages'][0]['content']}"  # no prefix is shared
+            try:
+                async with http.post(url + PATH, json=body) as response:
+                    answer = await response.read()
+                    whole = not body["stream"] or answer.rstrip().endswith(b"[DONE]")
+                    failed += response.status != 200 or not whole
+            except (aiohttp.ClientError, TimeoutError):
+                failed += 1
+            took.append(time.monotonic() - began)
+
+        async def fail() -> None:
+            if (received := await asyncio.to_thread(behave, broken, behaviour)) < SURVIVORS / 50:
+                raise RuntimeError(f"the engine that is to fail has received {received} requests")
+            if fault == "killed":
+                os.kill(running[broken], signal.SIGKILL)
+                return
+            await asyncio.to_thread(behave, broken, replace(behaviour, fault=fault))
+            if fault == "hang":
+                await asyncio.sleep(10)
+                await asyncio.to_thread(behave, broken, behaviour)
+
+        tasks = []
+        began = time.monotonic()
+        for number in range(SURVIVORS):
+            await asyncio.sleep(max(0.0, began + number / 30 - time.monotonic()))
+            tasks.append(asyncio.create_task(request(number)))
+            if number == SURVIVORS // 5:
+                tasks.append(asyncio.create_task(fail()))
+        await asyncio.gather(*tasks)
+    return Survival(failed, sum(seconds > 5 for seconds in took), max(took))
+
+
 def streams(arguments: argparse.Namespace) -> None:
     """Hold many slow streams on one core; `load` raises if one of them fails."""
     seconds, rate = 20, 5
-    body = request_body(stream=True, max_tokens=seconds * rate, user=str(1 / rate))
-    with engines() as urls, gateway("ours", ours(urls, arguments.predictor, "--in-flight", "1000")) as one:
+    body = request_body(stream=True, max_tokens=seconds * rate)
+    with (
+        engines(Behaviour(seconds * rate, 1 / rate)) as urls,
+        gateway("ours", ours(urls, arguments.predictor, "--in-flight", "1000")) as one,
+    ):
         for task in Path(f"/proc/{one.pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), {0})
         before, began = one.cpu_s(), time.monotonic()
@@ -348,8 +458,8 @@ def queue(arguments: argparse.Namespace) -> None:
     slots = 8
     longest = min(arguments.waiting, hard // 2 - 200)  # a gateway takes half of its open files for clients
     found: dict[int, list[float]] = {100: [], longest: []}
-    body = request_body(user=str(0.002))
-    with engines() as urls:
+    body = request_body()
+    with engines(Behaviour(token_s=0.0007)) as urls:
         # Where all clients connect at once, the last ones send late.
         limits = ("--in-flight", str(slots), "--max-waiting", "20000", "--header-timeout-s", "600")
         with gateway("ours", ours(urls, arguments.predictor, *limits)) as one:
@@ -373,7 +483,7 @@ def dashboard(arguments: argparse.Namespace) -> None:
     """
     rate, chunks, chunk_s, turn_s = 100, 50, 0.02, 10.0
     turns = max(2, int(arguments.seconds / turn_s)) // 2 * 2
-    body = request_body(stream=True, max_tokens=chunks, user=str(chunk_s))
+    body = request_body(stream=True, max_tokens=chunks)
     slots = round(0.97 * rate * chunks * chunk_s / ENGINES)  # a little too few: a queue grows
     options = ["--in-flight", str(slots)]
     options += ["--header-timeout-s", "600", "--body-timeout-s", "600"]  # a busy machine is slow to read
@@ -416,7 +526,10 @@ def dashboard(arguments: argparse.Namespace) -> None:
                 viewer.cancel()
             return list(np.diff(used)[1:]), await dashboard_s()
 
-    with engines() as urls, gateway("ours", ours(urls, arguments.predictor, *options)) as one:
+    with (
+        engines(Behaviour(chunks, chunk_s)) as urls,
+        gateway("ours", ours(urls, arguments.predictor, *options)) as one,
+    ):
         turn, snapshots_s = asyncio.run(run(one))
     closed, opened = np.array(turn[0::2]), np.array(turn[1::2])
     added = (opened - closed) / closed.mean()
@@ -434,11 +547,18 @@ def main() -> None:
     """Run one of the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True)
-    for measured in (costs, streams, memory, queue, dashboard):
+    for measured in (costs, survival, streams, memory, queue, dashboard):
         kind = kinds.add_parser(measured.__name__, help=measured.__doc__)
         kind.set_defaults(run=measured)
         requests = 200_000 if measured is memory else 2000
-        add_options(kind, rounds=5, requests=requests, clients=1000, waiting=10_000, predictor="none")
+        add_options(
+            kind,
+            rounds=3 if measured is survival else 5,
+            requests=requests,
+            clients=1000,
+            waiting=10_000,
+            predictor="none",
+        )
         add_options(kind, seconds=30, viewers=1)
         for peer in ("sglang-router", "vllm-router", "litellm"):
             kind.add_argument(f"--{peer}", metavar="PYTHON", help="Python of an environment that has it")

@@ -5,6 +5,8 @@ per call and in batches of 32; the minimum over several rounds, because other pr
 and splitting into words alone are timed in the same rounds, as a reference for the machine. Of a prediction the median
 is computed. No predictor reads a text twice, so no cache helps. Accuracy: `lengthwise evaluate`.
 
+Learning: CPU time that it adds to a prediction of `fast`, and that of an observation, as shares of one prediction.
+
 Prefix memory: CPU-us per prediction and per observation for random chains of 24 blocks, in a memory of a million nodes.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +27,8 @@ from tokenizers import Tokenizer
 
 from benchmarks import cpu_microseconds, options
 from lengthwise.lengths import LogT
-from lengthwise.predictors.contract import LoadedPredictor
+from lengthwise.predictors.contract import LoadedPredictor, PredictionInput
+from lengthwise.predictors.learner import Learner
 from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.prefix_memory import PrefixMemory, scopes_of
 from lengthwise.predictors.resolve import load_predictor, packaged_predictors
@@ -141,6 +145,32 @@ def memory_us(rounds: int, chains: int = 75_000, timed: int = 10_000) -> tuple[i
     return memory.held, least
 
 
+def learning_shares(prompts: Sequence[str], rounds: int, answers: int = 1_100) -> dict[str, float]:
+    """Return what learning takes at 256 tokens, in CPU times of one prediction of `fast` in the same rounds."""
+    tokenizer = Tokenizer.from_str(read_model_file(packaged_predictors()["default"]).part("tokenizer.json").decode())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    inputs = [PredictionInput(text, LLM) for text in texts_of(tokenizer, 256, prompts, TEXTS * (rounds + 1))]
+    fast, lengths = load_predictor("fast"), np.random.default_rng(0).integers(10, 2_000, answers).tolist()
+    learner = Learner(fast)
+    for text, tokens in zip(prompts[:answers], lengths, strict=True):
+        learner.observe(PredictionInput(text, LLM), tokens)
+    calls: dict[str, Callable[[PredictionInput], object]] = {
+        "fast": lambda request: fast.predict([request]),
+        "learner": lambda request: learner.predict([request]),
+        "observation": lambda request: learner.observe(request, 300),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    orders = ("fast", "learner", "observation"), ("learner", "observation", "fast")
+    for number, request in enumerate(inputs):  # in turn: what runs second finds the text in the caches
+        for name in orders[number % 2]:
+            start = time.thread_time()
+            calls[name](request)
+            times[name].append(time.thread_time() - start)
+    one, learning, observing = (statistics.median(times[name][TEXTS:]) for name in calls)  # the first warm up
+    return {"prediction, added": learning / one - 1.0, "observation": observing / one}
+
+
 def main() -> None:
     rounds = options(__doc__, rounds=5).rounds
     nodes, remembering = memory_us(rounds)
@@ -149,6 +179,7 @@ def main() -> None:
     prompts = list(dict.fromkeys(text for text in six.table["prompt"].to_pylist() if text))
     order = np.random.default_rng(0).permutation(len(prompts))
     times = speed([prompts[i] for i in order], rounds)
+    learning = learning_shares([prompts[i] for i in order], 2 * rounds)
     machine = f"{platform.machine()}, Python {platform.python_version()}"
     targets = ", ".join(f"{name} {limit:g} at {size}" for (name, size), limit in LIMITS.items())
     print_tables(
@@ -158,6 +189,12 @@ def main() -> None:
                 ("", *(f"{size} tokens" for size in SIZES)),
                 [(name, *(f"{row[str(size)]:.3f}" for size in SIZES)) for name, row in times.items()],
                 [f"Target: at most {targets}. On a slower machine compare with WordPiece. Here: {machine}."],
+            ),
+            Table(
+                "Learning with 1,024 answers kept, CPU time over that of one prediction of `fast` at 256 tokens",
+                ("", "share"),
+                [(name, f"{value:.2f}") for name, value in learning.items()],
+                ["Target: at most 0.1 added to a prediction, 0.5 for an observation."],
             ),
             Table(
                 "Prefix memory, CPU-us per call",

@@ -87,7 +87,8 @@ def measure(
         limits: dict[str, Any] = {"slots": slots, "budget": 2048, "blocks": kv_blocks, "tokenizer": model_folder()}
         hosts = {"stock": Host(make_scheduler(AsyncScheduler, model, **limits), waiting, slots)}
         for policy in policies:
-            hosts[policy] = Host(make_scheduler(LengthwiseScheduler, model, policy=policy, **limits), waiting, slots)
+            ours = make_scheduler(LengthwiseScheduler, model, policy=policy, measuring={"state": "off"}, **limits)
+            hosts[policy] = Host(ours, waiting, slots)
     for host in hosts.values():
         host.fill()
         host.settle()

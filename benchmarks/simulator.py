@@ -4,7 +4,9 @@
     LENGTHWISE_DYNOSIM_PYTHON=/elsewhere/bin/python ...      # a Python with `ai-dynamo`: DynoSim in the same run
 
 CPU time of one process with prefix cache, timeline, predictions and the policy's `keys`. "simulation" is `simulate` and
-its summary, best of three, without loading the file; "process" is a fresh Python from start to end.
+its summary, best of three, without loading the file; "process" is a fresh Python from start to end. Last, the cost of a
+request behind each router, beside round robin in the same run: rounds of all routers alternate, and the best counts.
+`--routed` measures only that.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 
 from benchmarks import Figure, options
 from lengthwise.policies import POLICIES
+from lengthwise.routers import ROUTERS
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.workloads import Workload, load_trace, redraw
 
@@ -30,6 +33,8 @@ ENGINE = "llama-3-8b@a100"
 RATE_PER_ENGINE = 5.0
 PEER = "LENGTHWISE_DYNOSIM_PYTHON"
 ROUNDS = 3
+SEARCHING = ("e2", "e2_length")  # routers whose choice takes longer the more requests their window has
+SEARCHED = 2000  # requests that they are measured with
 
 
 def per_second(
@@ -38,12 +43,13 @@ def per_second(
     policy: str,
     predictions: str | RequestPredictions = "oracle",
     rounds: int = ROUNDS,
+    router: str = "round_robin",
 ) -> tuple[float, Outcome]:
     """Return requests per CPU second of a simulation with its summary, the best of several rounds, and the outcome."""
     best, outcome = float("inf"), None
     for _ in range(rounds):
         start = time.process_time()
-        outcome = simulate(workload, fleet, policy, predictor=predictions)
+        outcome = simulate(workload, fleet, policy, router=router, predictor=predictions)
         assert outcome.summary.requests == len(workload)
         best = min(best, time.process_time() - start)
     assert outcome is not None
@@ -123,7 +129,7 @@ def simulations(workload: Workload) -> list[Figure]:
 
 
 def flatness(workload: Workload, counts: tuple[int, ...], engines: tuple[int, ...]) -> None:
-    """Microseconds per request at the same load per engine; the ratio of largest to smallest should stay below 1.5."""
+    """Microseconds per request behind round robin at the same load per engine; largest over smallest at most 1.5."""
     for what, cases in (
         ("requests", [(n, 8) for n in counts]),
         ("engines", [(counts[1], number) for number in engines]),
@@ -136,9 +142,33 @@ def flatness(workload: Workload, counts: tuple[int, ...], engines: tuple[int, ..
         sizes = (n if what == "requests" else number for n, number in cases)
         text = ", ".join(f"{size:,}: {cost:.1f}" for size, cost in zip(sizes, costs, strict=True))
         spread = max(costs) / min(costs)
-        print(
-            f"microseconds per request by {what}: {text}; spread {spread:.2f} ({'ok' if spread <= 1.5 else 'MISSED'})"
-        )
+        verdict = "ok" if spread <= 1.5 else "MISSED"
+        print(f"round robin, microseconds per request by {what}: {text}; spread {spread:.2f} ({verdict})")
+
+
+def routed(workload: Workload, *, quick: bool) -> None:
+    """Print the cost of a request behind each router; those of Preble search their window, and have no target."""
+    routers = [name for name in ROUTERS if name not in (*SEARCHING, "round_robin")]
+    for engines, requests, most in ((64, 20_000, 60.0), (1024, 20_000 if quick else 100_000, 120.0)):
+        drawn = redraw(workload, requests=requests, rate=RATE_PER_ENGINE * engines, seed=1)
+        fleet, oracle = Fleet.parse(f"{engines}*{ENGINE}"), predict_workload(drawn, "oracle")
+        best = dict.fromkeys(("round_robin", *routers), float("inf"))
+        for _ in range(1 if quick else ROUNDS):
+            for router in best:
+                took = 1e6 / per_second(drawn, fleet, "fcfs", oracle, rounds=1, router=router)[0]
+                best[router] = min(best[router], took)
+        few = drawn.head(SEARCHED)
+        for router in SEARCHING:
+            best[router] = (
+                1e6 / per_second(few, fleet, "fcfs", oracle.take(slice(SEARCHED)), rounds=1, router=router)[0]
+            )
+        for router, took in best.items():
+            remark = f"{took / best['round_robin']:.1f} times round robin" + (", at most 15" if engines == 64 else "")
+            target = most if router in routers else None
+            print(
+                Figure(f"{router}, {engines:,} engines, microseconds per request", took, target, remark=remark),
+                flush=True,
+            )
 
 
 def peer(workload: Workload) -> list[Figure]:
@@ -169,11 +199,15 @@ def _write_trace(workload: Workload, path: Path) -> None:
 
 
 def main() -> None:
-    quick = options(__doc__, quick=False).quick
+    given = options(__doc__, quick=False, routed=False)
+    quick = given.quick
     workload = load_trace(TRACE)
     if quick:
         workload = workload.head(20_000)
     simulate(workload.head(100), Fleet.parse(ENGINE))  # compile or load the kernel
+    if given.routed:
+        routed(workload, quick=quick)
+        return
     print(f"{len(workload):,} requests of {workload.name}, {ENGINE}; requests per CPU second, and the target")
     for figure in (*simulations(workload), *process(len(workload)), *peer(workload)):
         print(figure)
@@ -181,6 +215,7 @@ def main() -> None:
     flatness(
         workload, (10_000, 20_000) if quick else (10_000, 100_000, 1_000_000), (1, 8, 64) if quick else (1, 8, 64, 256)
     )
+    routed(workload, quick=quick)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from experiments import class_scores
+from lengthwise.predictors.stated_length import STATED
 from lengthwise.training.encoder.pack import ASIDE, HELD_OUT, TEST, TRAIN, Pack
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _authors_network(backbone: Any, bins: int) -> Any:
 
         def forward(self, ids: Any, mask: Any) -> Any:
             here = mask.unsqueeze(-1).float()
-            mean = (self.backbone(ids, mask) * here).sum(1) / here.sum(1).clamp(min=1e-9)
+            mean = (self.backbone(ids, mask)[0] * here).sum(1) / here.sum(1).clamp(min=1e-9)
             return self.head(torch.nn.functional.normalize(mean, dim=1))
 
     return AuthorsNetwork()
@@ -288,6 +289,7 @@ def _pack(prompts: TokenisedPrompts, found: LengthClasses, mask_id: int) -> Pack
         part=part,
         fold=np.zeros(len(count), np.int8),
         features=np.zeros((2, 1), np.float32),
+        stated=np.zeros((len(count), STATED), np.float32),
         llms=("alpaca",),
         corpora=("alpaca",),
         pad_id=0,

@@ -30,9 +30,9 @@ from lengthwise.workloads import LengthSamples, Workload, castillo_workload, loa
 LLM: Final = "llama-3.1-8b"
 ENGINE: Final = "1*llama-3-8b@a100"
 CUT: Final = 4096
-GIVEN: Final = 1.05
+GIVEN: Final = 1.25
 """The target that is given to `slo`, in p99s of FCFS."""
-TARGETS: Final = (1.0, 1.02, GIVEN, 1.1, 1.2, 1.5, 2.0, 3.0)
+TARGETS: Final = (1.1, 1.2, GIVEN, 1.3, 1.4, 1.5, 2.0, 3.0)
 """Targets of the curves, in p99s of FCFS."""
 OVERLOAD_S, OVERLOAD_TARGET_S = 600.0, 30.0
 

@@ -23,11 +23,14 @@ from experiments.study import Run, Study
 from lengthwise.files import data_home
 from lengthwise.lengths import log_t
 from lengthwise.predictors.adapt import unknown_llms_unlogged
-from lengthwise.predictors.calibration import online_tracker
+from lengthwise.predictors.contract import PredictionInput
 from lengthwise.predictors.fast import FastPredictor
+from lengthwise.predictors.learner import KnownPrompts, Learner
+from lengthwise.predictors.text_regression import NOTHING
 from lengthwise.reports.tables import Table, share, signed
 from lengthwise.traffic.scores import PredictionScores
 from lengthwise.training.data import SMOLLM2
+from lengthwise.training.encoder.pack import MADE
 from lengthwise.training.fast.train import (
     FastRecipe,
     FastTrainer,
@@ -106,7 +109,8 @@ def measure(run: Run, grid: LeftOutGroupsGrid) -> LeftOutGroupsResult:
     test = official_test(everything)
     recipe = FastRecipe(networks=grid.networks, epochs=grid.epochs)
     trainer = FastTrainer(Vocabulary.stored(grid.vectors, table.texts), recipe)
-    diverse = [name for name in table.groups if name not in CASTILLO_GROUPS and table.in_groups([name]).any()]
+    always = (*CASTILLO_GROUPS, MADE)
+    diverse = [name for name in table.groups if name not in always and table.in_groups([name]).any()]
     parts = [diverse[n :: grid.parts] for n in range(grid.parts)] if grid.parts else [[name] for name in diverse]
     official: dict[str, PredictionScores] = {}
     run.report("CASTILLO alone", 0.0)
@@ -142,21 +146,22 @@ def online_coverage(
     Each LLM has traffic of this table only: its prompts in random order, one answer each, predicted and then observed.
     The first OBSERVED answers and capped ones are not scored.
     """
-    reach = log_t.isf(0.05, nu)
+    reach, known = log_t.isf(0.05, nu), KnownPrompts(mu, sigma, [NOTHING] * len(mu))
     rng = np.random.default_rng(seed)
     shares = []
     for llm in range(len(table.llms)):
         rows = rng.permutation(np.flatnonzero((table.llm == llm) & (table.lengths > 0).any(axis=1)))
         if len(rows) < MIN_PROMPTS:
             continue
-        tracker, inside = online_tracker(), []
-        for row in rows:
+        learner, inside = Learner(known, learning=False), []
+        for number, row in enumerate(rows):
             sample = int((table.lengths[row] > 0).argmax())
-            error = math.log(table.lengths[row, sample]) - mu[row]
-            capped_answer = bool(table.censored[row, sample])
-            if tracker.seen >= OBSERVED and not capped_answer:
-                inside.append(abs(error - tracker.location) <= reach * tracker.scale * sigma[row])
-            tracker.observe(error, float(sigma[row]), censored=capped_answer)
+            length, capped_answer = float(table.lengths[row, sample]), bool(table.censored[row, sample])
+            request = PredictionInput(str(row), table.llms[llm])
+            found = learner.predict([request])
+            if number >= OBSERVED and not capped_answer:
+                inside.append(abs(math.log(length) - found.mu[0]) <= reach * found.sigma[0])
+            learner.observe(request, length, censored=capped_answer)
         if inside:
             shares.append(np.mean(inside))
     return float(np.mean(shares)) if shares else math.nan

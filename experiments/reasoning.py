@@ -26,9 +26,9 @@ from lengthwise.files import read_parquet_table, sample
 from lengthwise.intervals import draw_rows, interval
 from lengthwise.predictors import LengthPredictor, PredictionInput
 from lengthwise.predictors.baselines import Ceiling, column
-from lengthwise.predictors.calibration import OnlineCalibrated
 from lengthwise.predictors.contract import LogTPredictions, as_logt
 from lengthwise.predictors.evaluation import prediction_inputs
+from lengthwise.predictors.learner import Learner
 from lengthwise.predictors.resolve import load_predictor
 from lengthwise.reports.tables import Table, share
 from lengthwise.traffic.scores import CENTRAL, coverage, tau_within
@@ -173,15 +173,15 @@ def holding(halves: Mapping[Asked, Answers], asked: Asked, seen: Asked | None, o
         order = rng.permutation(len(halves[asked].inputs))
         middle = len(order) // 2
         for calibrated, held_out in ((order[:middle], order[middle:]), (order[middle:], order[:middle])):
-            online = OnlineCalibrated(_Recorded(halves))
+            online = Learner(_Recorded(halves), learning=False)
             count = _teach(online, halves[seen].take(calibrated), observations, rng)
             rest = halves[asked].take(held_out)
-            shift = online.adjustment(rest.inputs[0].llm).shift
-            evaluated.append((rest, online.predict(rest.inputs), shift))
+            found = online.predict(rest.inputs)
+            evaluated.append((rest, found, float(np.mean(found.mu - rest.predictions.mu))))
     return _score(asked, seen, count, evaluated)
 
 
-def _teach(online: OnlineCalibrated, half: Answers, observations: int, rng: np.random.Generator) -> int:
+def _teach(online: Learner, half: Answers, observations: int, rng: np.random.Generator) -> int:
     """Observe answers in random order, as in mixed traffic."""
     samples = half.lengths.shape[1]
     picks = rng.permutation(half.lengths.size)[:observations]

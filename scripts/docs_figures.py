@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,10 +29,13 @@ from numpy.typing import NDArray
 from experiments.figures import COLOURS, GREY, figure, legend, log_tokens
 from lengthwise import Fleet, LogT, PredictionInput, compare, load_predictor
 from lengthwise.lengths import LogTColumns
-from lengthwise.policies import POLICIES, WRAPPERS, Job, JobColumns, PolicyQueue, QueueView, make_policy
+from lengthwise.policies import POLICIES, WRAPPERS, Fcfs, Job, JobColumns, PolicyQueue, QueueView, make_policy
 from lengthwise.policies.admission import KvDemand, peak_kv_tokens
 from lengthwise.policies.lengthwise import FAST_ROUND, Lanes
+from lengthwise.policies.ontime import latest_start
 from lengthwise.policies.residual import gittins_rank
+from lengthwise.policies.sessions import Sessions
+from lengthwise.policies.wrappers import Background
 from lengthwise.workloads import load_castillo
 
 if TYPE_CHECKING:
@@ -283,9 +287,12 @@ LONG, SHORT = QueueView(40, SLOTS, SLOTS), QueueView(2, SLOTS, SLOTS)
 OF_TWO = ("tie",)  # drawn for a short and for a long queue
 SPECS = {
     "slo": "slo:seconds=240",
+    "ontime": "ontime:ttft=60",
     "classes": "classes(sjf)",
     "fair": "fair(sjf):quantum=2000",
     "bounded": "bounded(sjf):overtakes=20",
+    "background": "background(fcfs):share=0.05",
+    "sessions": "sessions(fcfs)",
 }
 
 
@@ -390,6 +397,25 @@ def by_lane(axes: Axes, spec: str) -> None:
     legend(axes)
 
 
+def by_limit(axes: Axes, spec: str) -> None:
+    """Draw how long a job may wait before it is late, by its length and its limit."""
+    tokens, token_s, none = np.geomspace(20, 3000, 100), 0.025, math.inf
+    for colour, (label, due, per_token, deadline) in zip(
+        COLOURS,
+        (
+            ("first token within 10 s", 10.0, none, none),
+            ("50 ms per token", none, 0.05, none),
+            ("last token within 30 s", none, none, 30.0),
+        ),
+        strict=False,
+    ):
+        waits = [latest_start(0.0, due, per_token, deadline, float(work), token_s) for work in tokens]
+        axes.plot(tokens, waits, color=colour, label=label)
+    log_tokens(axes, TICKS)
+    axes.set(ylim=(0, 40), xlabel="predicted median, tokens of 25 ms", ylabel="may wait, s")
+    legend(axes)
+
+
 def by_age(axes: Axes, spec: str) -> None:
     """Draw the key against tokens generated, by spread."""
     policy, ages = make_policy(spec), np.arange(0.0, 1200.0, 8.0)
@@ -452,6 +478,49 @@ def by_overtakers(axes: Axes, spec: str) -> None:
     legend(axes)
 
 
+def by_longest(axes: Axes, spec: str) -> None:
+    """Draw which lengths are behind the others, for three shares, on the lengths of recent jobs."""
+    medians = np.geomspace(20, 5000, 200)
+    recent = np.random.default_rng(0).normal(math.log(300), 1.0, 2000)
+    axes.hist(np.exp(recent), bins=list(np.geomspace(20, 5000, 40)), color=GREY, label="recent requests")
+    for colour, share in zip(COLOURS, (0.01, 0.05, 0.2), strict=False):
+        rounds = Background(Fcfs(), share=share).make_rounds()
+        for number, mu in enumerate(recent):
+            rounds.enter(Job(str(number), 0.0, prediction=LogT(float(mu), SPREAD, CAP)))
+        numbers = [rounds.enter(Job("one", 0.0, prediction=LogT(math.log(each), SPREAD, CAP))) for each in medians]
+        axes.axvline(
+            medians[int(np.argmax(numbers))], color=colour, label=f"behind the others: the longest {share:.0%}"
+        )
+    log_tokens(axes, TICKS)
+    axes.set(xlabel="predicted median, tokens", ylabel="requests")
+    legend(axes)
+
+
+def by_rest(axes: Axes, spec: str) -> None:
+    """Draw the round of a first turn by its predicted length, for templates whose sessions have 1, 4 and 16 turns."""
+    medians, rounds, kinds = np.geomspace(20, 5000, 200), Sessions(Fcfs()).make_rounds(), (1, 4, 16)
+    predicted = LogT(math.log(100), SPREAD, CAP)
+    for number in range(200):
+        for turns in kinds:
+            for _ in range(turns):
+                turn = Job("turn", 0.0, prediction=predicted, session=f"{turns}, {number}", template=f"{turns}")
+                turn.generated = 100
+                rounds.enter(turn)
+                rounds.finished(turn)
+    start: int | None = None
+    for colour, turns in zip(COLOURS, kinds, strict=False):
+        firsts = [
+            Job("first", 0.0, prediction=LogT(math.log(each), SPREAD, CAP), session="new", template=f"{turns}")
+            for each in medians
+        ]
+        places = np.array([deepcopy(rounds).enter(first) for first in firsts])
+        start = int(places[0]) if start is None else start
+        axes.plot(medians, places - start, color=colour, label=f"sessions of {turns} x 100 tokens")
+    log_tokens(axes, TICKS)
+    axes.set(xlabel="predicted median of the first turn, tokens", ylabel="rounds behind the shortest")
+    legend(axes)
+
+
 def by_class(axes: Axes, spec: str) -> None:
     """Draw the eviction scores of running jobs of three classes, by their expected length."""
     expected = np.geomspace(30, 3000, 40)
@@ -478,11 +547,16 @@ def admitted(name: str, spec: str) -> list[Job]:
             prediction=LogT(math.log(median), SPREAD, CAP),
             tenant=str(number % 3),
             priority=number % 3 if name == "classes" else 0,
+            session=f"{number // 2}" if number % 3 else None,  # two turns, or one
         )
         for number, median in enumerate(medians)
     ]
     for job in jobs:
         job.cached_tokens = int(job.prompt_tokens * rng.random())
+    for number in range(400 if name == "background" else 0):  # lengths that it compares with
+        recent = LogT(float(rng.normal(math.log(300), 1.0)), SPREAD, CAP)
+        queue.push(Job(f"before {number}", 0.0, prediction=recent), 0.0)
+        queue.pop(0.0)
     served: list[Job] = []
     arriving = iter([*jobs, None])
     after = next(arriving)
@@ -521,6 +595,7 @@ def order_of_service(axes: Axes, name: str, spec: str) -> None:
 
 LEFT: dict[str, Any] = {
     "lengthwise": by_lane,
+    "ontime": by_limit,
     "sept": by_spread,
     "srpt": by_age,
     "gittins": by_age,
@@ -529,7 +604,9 @@ LEFT: dict[str, Any] = {
     "preble": by_hit_group,
     "fair": by_tenant,
     "bounded": by_overtakers,
+    "background": by_longest,
     "classes": by_class,
+    "sessions": by_rest,
 }
 
 FIGURES_BY_NAME: dict[str, Callable[[], None]] = {

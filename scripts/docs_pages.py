@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -106,9 +106,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+_BOOSTS: Final = {"faq.md": 3.0, "guides/security.md": 3.0, "concepts.md": 2.0}
+"""How much pages count in the search, beside 1; studies count _STUDY."""
+_STUDY: Final = 0.3
+
+
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Point links to files at the root of the repository to their pages in the site."""
-    up = "../" * page.file.src_uri.count("/")
+    """Weigh the page in the search, and point links to files at the root of the repository to their pages."""
+    path = page.file.src_uri
+    if (boost := _STUDY if path.startswith("studies/") else _BOOSTS.get(path)) is not None:
+        page.meta["search"] = {"boost": boost}
+    up = "../" * path.count("/")
     for name, source in PROJECT.items():
         markdown = markdown.replace(f"]({up}../{source})", f"]({up}project/{name}.md)")
     return markdown
@@ -313,7 +321,7 @@ def python_page() -> str:
         "Policies": ("Policy", "Job", "make_policy"),
         "Routers": ("Router", "make_router"),
         "Simulation": ("simulate", "Fleet", "load_trace", "compare"),
-        "Serving": ("create_app",),
+        "Serving": ("create_app", "rollouts"),
         "Errors": ("InputError",),
     }
     left = set(lengthwise.__all__) - {name for names in groups.values() for name in names} - {"__version__"}
@@ -344,7 +352,8 @@ async def metric_families() -> list[tuple[str, str, list[str], str]]:
             "router": "round_robin",
             "predictor": "none",
             "access_log": f"{folder}/access.log",
-            "learn": f"{folder}/learn",
+            "log": f"{folder}/log",
+            "state": f"{folder}/state",
         }
         app = create_app(GatewayConfig.model_validate(fields))
         return sorted(app.state.metrics.families())

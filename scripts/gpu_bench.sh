@@ -6,6 +6,9 @@
 #   scripts/gpu_bench.sh stock FOLDER SLOTS [...]  the same without our scheduler
 #   scripts/gpu_bench.sh stop
 #   scripts/gpu_bench.sh bench OUT [...]           `lengthwise bench` on that server; resumes what is in OUT
+#   scripts/gpu_bench.sh promises OUT [...]        what policies promise: `lengthwise` without predictions, with those of
+#                                                  `fast` and with inverted lengths; then `ontime`, `sjf`, and `slo` at
+#                                                  1.25 times the p99 that `fcfs` had; four blocks each, in OUT-*
 #
 # Weights are random: step times are those of a real 8B model, answers are noise, lengths are forced. Further arguments
 # are passed on to vLLM or to `lengthwise bench`. TOKENIZER is the folder of SmolLM2-135M-Instruct.
@@ -48,6 +51,26 @@ start() { # folder, slots, vLLM flags
     return 1
 }
 
+bench() { # folder of the results, flags of `lengthwise bench`
+    local out=$1
+    shift
+    python3 -m lengthwise bench --url "http://127.0.0.1:$port" --out "$out" \
+        --machine "${MACHINE:-$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)}" "$@"
+    cp "$state/steps.parquet" "$out/" 2> /dev/null || true
+}
+
+promises() { # folder of the results, flags of `lengthwise bench`
+    local out=$1 seconds
+    shift
+    bench "$out-lanes" --policy lengthwise --predictor none,fast,inverted --blocks 4 --seed 20 "$@"
+    seconds=$(python3 -m lengthwise bench --no-run --out "$out-lanes" --json | python3 -c '
+import json, sys
+arms = json.load(sys.stdin)["arms"]
+print(round(1.25 * next(each["seconds"]["p99"] for each in arms if each["arm"]["policy"] == "fcfs"), 1))')
+    bench "$out-limits" --policy "ontime:ttft=2,slo:seconds=$seconds,sjf" --predictor fast --blocks 4 --seed 21 "$@"
+    python3 -m lengthwise bench --no-run --out "$out-lanes" --also "$out-limits" --report "$out.html"
+}
+
 command=$1
 shift
 case $command in
@@ -62,12 +85,7 @@ case $command in
         for _ in $(seq 40); do kill -0 "$(cat "$state/pid")" 2> /dev/null || break; sleep 0.5; done
         kill -KILL -- "-$(cat "$state/pid")" 2> /dev/null || true
         ;;
-    bench)
-        out=$1
-        shift
-        python3 -m lengthwise bench --url "http://127.0.0.1:$port" --out "$out" \
-            --machine "${MACHINE:-$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)}" "$@"
-        cp "$state/steps.parquet" "$out/" 2> /dev/null || true
-        ;;
-    *) sed -n '2,12p' "$0" >&2; exit 2 ;;
+    bench) bench "$@" ;;
+    promises) promises "$@" ;;
+    *) sed -n '2,15p' "$0" >&2; exit 2 ;;
 esac

@@ -7,6 +7,7 @@ one), from which single words get their embeddings (ten minutes of one core; --v
 validate rows of six corpora of CASTILLO, on SmolLM2's lengths for the same prompts, and on the sources of
 `workloads/datasets.py` whose licences allow it. Alpaca and every text of the test split are left out. With
 --teacher, the predictions of that encoder are further targets; `default` takes 20 minutes of one core for all prompts.
+--outputs takes them from a file of `gpu_kinds.py train` instead (a variant with outputs=1).
 
 Each LLM is calibrated on prompts that are not trained on. How much the spread grows where the networks disagree
 (--widening) is what `python -m experiments run left_out_groups` finds on groups left out of training.
@@ -23,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
 from lengthwise.predictors.encoder import EncoderPredictor
@@ -30,6 +33,7 @@ from lengthwise.predictors.fast import KIND
 from lengthwise.predictors.model_file import write_model_file
 from lengthwise.reports.progress import late_bar
 from lengthwise.training.data import LICENCES, SMOLLM2
+from lengthwise.training.encoder.pack import MADE
 from lengthwise.training.fast.train import (
     FastRecipe,
     FastTrainer,
@@ -37,11 +41,13 @@ from lengthwise.training.fast.train import (
     calibrated,
     capped,
     official_test,
+    packed_pairs,
     predicted,
     training_pairs,
 )
 from lengthwise.training.fast.word_tables import MEANING, Vocabulary
 from lengthwise.training.pairs import PairTable, score_pairs
+from lengthwise.training.stated_rows import LICENCE
 from lengthwise.workloads.datasets import CASTILLO_GROUPS, diverse_licences
 
 SEED = 0
@@ -56,9 +62,13 @@ def main() -> None:
     logging.getLogger("lengthwise.predictors").setLevel(logging.ERROR)  # LLMs of left-out groups are unknown
     table = training_pairs(ships=True)
     train, test = table.take(table.trainable()), official_test(table)
+    if options.without:
+        train = train.take(~train.in_groups(options.without.split("+")))
     train = capped(train, options.per_group, SEED)
-    vocabulary = Vocabulary.stored(options.vectors, train.texts, options.encoder)
+    vocabulary = Vocabulary.stored(options.vectors, train.texts, options.encoder).of_texts(train.texts)
     teacher = None if options.teacher is None else _outputs(options.teacher, train)
+    if options.outputs is not None:
+        teacher = _stored_outputs(options.outputs)
     recipe = FastRecipe(networks=options.networks, epochs=options.epochs)
     trainer = FastTrainer(vocabulary, recipe, teacher)
     _print(f"{len(train)} prompts, {len(train.prompt)} pairs, {len(train.llms)} LLMs, {vocabulary.reader.size} words")
@@ -79,6 +89,16 @@ def _outputs(name: str, train: PairTable) -> TeacherOutputs:
         return TeacherOutputs.of(predictor, train.texts, train.llms, partial(bar, "predictions of the teacher"))
 
 
+def _stored_outputs(path: Path) -> TeacherOutputs:
+    """Return the outputs that `gpu_kinds.py` wrote for the prompts and the LLMs of its pack."""
+    with np.load(path) as archive:
+        outputs, llms = archive["outputs"].astype(np.float32), archive["llms"].tolist()
+    texts = packed_pairs().texts
+    if len(texts) != len(outputs):
+        raise InputError(f"has {len(outputs)} prompts, not {len(texts)}", source=path, hint="pack and train again")
+    return TeacherOutputs(texts, tuple(llms), outputs[:, : len(llms)])
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument(
@@ -86,10 +106,12 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--vectors", type=Path, help="file that stores the words' embeddings between runs (.npz)")
     parser.add_argument("--teacher", help="an encoder whose predictions are learned too: default, or a model file")
+    parser.add_argument("--outputs", type=Path, help="such predictions, as `gpu_kinds.py train` writes them (.npz)")
     parser.add_argument("--networks", type=int, default=FastRecipe.networks, help="averaged into one")
     parser.add_argument("--epochs", type=int, default=FastRecipe.epochs)
     parser.add_argument("--widening", type=float, default=WIDENING, help="factor on the variance between networks")
     parser.add_argument("--per-group", type=int, default=PER_GROUP, help="most prompts of a group outside CASTILLO")
+    parser.add_argument("--without", help="kinds of prompts left out of training: chat+code")
     parser.add_argument("--out", type=Path, default=MODELS / "fast.lw")
     return parser.parse_args()
 
@@ -105,11 +127,13 @@ def _card(
         "data": "CASTILLO (Perez-Ramirez, Kostic, Boman, 2025; danfperam/castillo): train and validate rows of six "
         "corpora, degenerate samples out; lengths of SmolLM2-135M-Instruct for the same prompts; answers published in "
         f"the repositories named under licences. {len(train)} prompts, {len(train.prompt)} pairs of a prompt and an "
-        "LLM. No Alpaca, no text of the test split. Meaning of single words from all-MiniLM-L6-v2.",
+        "LLM, with prompts made from templates that state their length. No Alpaca, "
+        "no text of the test split. Meaning of single words from all-MiniLM-L6-v2.",
         "teacher": None if teacher is None else {"outputs_sha256": teacher.fingerprint()},
         "licences": {
             **{name: LICENCES[name] for name in (*used, "MiniLM (encoder)")},
             **diverse_licences(ships=True),
+            MADE: LICENCE,
         },
         "figures": found,
         "figures_say": (

@@ -22,6 +22,10 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# What one test serves must not change the predictions of another.
+os.environ.setdefault("LENGTHWISE_SERVE_STATE", "off")
+os.environ.setdefault("LENGTHWISE_STATE", "off")
+
 # A shell that starts the tests in the background makes them, and every process they start, ignore Ctrl-C;
 # tests of Ctrl-C would then wait forever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -127,7 +131,7 @@ def embedded_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
     with EmbeddedEngine(options) as running:
         yield running
         last = running.pid
-    until = time.monotonic() + 30.0  # the kernel takes its time to end a killed process
+    until = time.monotonic() + 60.0  # the kernel takes its time to end a killed process
     while str(last) in live_process_groups():
         assert time.monotonic() < until, "a stopped engine leaves no process behind"
         time.sleep(0.05)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lengthwise.compiled import compiled, inlined, inlined_copies
+from lengthwise.compiled import announce, compiled, inlined, inlined_copies
 from lengthwise.prefixes import splitmix64
 
 _mix = inlined(splitmix64)
@@ -69,3 +69,15 @@ def test_a_change_of_a_file_that_a_function_calls_compiles_it_again(tmp_path: Pa
     assert run() == ["6.0", "0"]
     (tmp_path / changed).write_text("def rule(x):\n    return 5.0 * x\n")
     assert run() == (["15.0", "0"] if changed == "rule.py" else ["6.0", "1"])
+
+
+def test_what_is_compiled_is_announced_once_and_again_for_other_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LENGTHWISE_CACHE", str(tmp_path))
+    source = tmp_path / "source.py"
+    for text, lines in (("a = 1", 1), ("a = 1", 1), ("a = 2", 2)):
+        source.write_text(text)
+        announce.cache_clear()  # as another process
+        announce("a router", "router-x", (source,))
+        assert [each.message for each in caplog.records] == ["compiling a router (once, some seconds)"] * lines

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from lengthwise.cli.plan import plan
 from lengthwise.gateway import GatewayConfig
 from lengthwise.policies.admission import JointAdmission
 from lengthwise.simulator import simulate
 from lengthwise.simulator.cluster import DEFAULT_LOAD, default_loads
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.live import SimulatedOptions
+from lengthwise.simulator.planning import PLANNED, CapacitySearch
 from lengthwise.simulator.sweep import Limits, SweepConfig
 from lengthwise.vllm.embedded import EngineOptions
 
@@ -23,7 +25,9 @@ OTHER_MEANING: dict[tuple[str, str], str] = {
     ("simulated engine", "policy"): "stands for a stock vLLM, whose order is that of arrival",
     ("simulate", "router"): "a study begins with the baseline, and published figures name their routers",
     ("simulate", "predictor"): "a trace without prompts cannot have `fast`: then it is `history`",
-    ("simulate", "memory"): "is part of the predictor's name (`memory+fast`), since its cost is another replay",
+    ("plan", "predictor"): "as for simulate",
+    ("the command `plan`", "predictor"): "as for simulate",
+    ("simulate", "learning"): "is part of the predictor's name (`memory+fast`), since its cost is another replay",
     ("simulated engine", "admission"): "an engine admits as vLLM does; the gateway's rule acts in front of it",
     ("simulate", "admission"): "an engine admits as vLLM does; the gateway's rule acts in front of it",
     ("engine", "slots"): "suits two CPU cores; on a GPU vLLM's default is used",
@@ -41,8 +45,12 @@ def of_call(function: Any, name: str) -> Any:
     return inspect.signature(function).parameters[name].default
 
 
+def of_field(kind: Any, name: str) -> Any:
+    return next(each.default for each in fields(kind) if each.name == name)
+
+
 def of_spec(field: str) -> Any:
-    return next(each.default for each in fields(EngineSpec) if each.name == field)
+    return of_field(EngineSpec, field)
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -51,19 +59,24 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "engine": of_model(EngineOptions, "policy"),
         "simulate": of_model(SweepConfig, "policy")[0],
         "simulated engine": of_model(SimulatedOptions, "policy"),
+        "plan": PLANNED[-1],
     },
     "router": {
         "serve": GatewayConfig.model_validate({"engines": ["http://a:1", "http://b:1"]}).chosen_router,
         "simulate": of_model(SweepConfig, "router")[0],
+        "plan": of_field(CapacitySearch, "router"),
+        "the command `plan`": of_call(plan, "router"),
     },
     "predictor": {
         "serve": of_model(GatewayConfig, "predictor"),
         "engine": of_model(EngineOptions, "predictor"),
         "simulate": of_call(simulate, "predictor"),
+        "plan": of_field(CapacitySearch, "predictor"),
+        "the command `plan`": of_call(plan, "predictor"),
     },
-    "memory": {
-        "serve": of_model(GatewayConfig, "memory"),
-        "engine": of_model(EngineOptions, "memory"),
+    "learning": {
+        "serve": of_model(GatewayConfig, "learning"),
+        "engine": of_model(EngineOptions, "learning"),
         "simulate": None,
     },
     "admission": {

@@ -35,6 +35,7 @@ NOT_RUN = (
     "lengthwise adapt",
     "lengthwise bench --url",
     "lengthwise collect --url",
+    "lengthwise demo",
     "lengthwise doctor --engine",
     "lengthwise engine fit --url",
     "lengthwise evaluate --from",
@@ -183,6 +184,14 @@ def test_every_option_of_a_command_in_the_documentation_exists() -> None:
             assert found <= {*known.get(name, ()), "--help"}, f"{page.name}: lengthwise {name}{rest}"
             named += len(found)
     assert named > 200
+
+
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    page = (ROOT / "docs" / "guides" / "security.md").read_text()
+    named = re.findall(r"`(test_\w+\.py)::(\w+)`", page)
+    assert len(named) > 30
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / "tests" / "gateway" / file).read_text(), f"{file} has no {name}"
 
 
 def test_the_readme_is_short_and_shows_the_gain_first() -> None:

@@ -154,7 +154,7 @@ def test_a_command_beyond_the_plain_install_names_its_extra(
     program = core[0] / "bin/lengthwise"
     done = subprocess.run([program, *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert f"lengthwise[{extra}]" in done.stderr
+    assert f".whl[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -96,3 +96,14 @@ def test_a_file_without_fields_is_a_one_line_error(tmp_path: Path, text: str | N
         read_yaml(path, hint="begin with a:")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_all_invalid_fields_are_named_at_once_each_once() -> None:
+    with pytest.raises(ValidationError) as error:
+        TypeAdapter(Whole).validate_python({"parts": [{"slots": 0}, {"slots": "x"}], "nam": 1, "first": {"slots": 0}})
+    found = str(invalid(error.value, Whole, source="fleet.yaml"))
+    assert found.startswith("fleet.yaml, field 'parts.0.slots': '0' is not valid")
+    assert "; also field 'first.slots': '0' is not valid" in found
+    assert "; also field 'name': is missing" in found
+    assert "; also field 'nam': there is no field 'nam'; did you mean name?" in found
+    assert "\n" not in found

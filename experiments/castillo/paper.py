@@ -21,8 +21,8 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, draw_rows, interval
 from lengthwise.predictors import LengthPredictor, Predictions
 from lengthwise.predictors.baselines import CAP, ConstantPredictor
-from lengthwise.predictors.castillo_api import P99
 from lengthwise.predictors.evaluation import prediction_inputs
+from lengthwise.predictors.prediction import P99
 from lengthwise.reports.tables import Table
 from lengthwise.workloads import LengthSamples
 

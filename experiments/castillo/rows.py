@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.llm_names import resolve_llm
-from lengthwise.predictors.castillo_api import P99
+from lengthwise.predictors.prediction import P99
 from lengthwise.traffic.scores import moments
 from lengthwise.workloads import LengthSamples
 

@@ -13,10 +13,11 @@ from lengthwise.errors import InputError, missing_extra
 from lengthwise.version import package_version
 
 if TYPE_CHECKING:
+    from lengthwise.client.rollouts import rollouts
     from lengthwise.gateway import create_app
     from lengthwise.lengths import Histogram, LengthDistribution, LogT, Point
     from lengthwise.policies import Job, Policy, make_policy
-    from lengthwise.predictors import PredictionInput, load_predictor
+    from lengthwise.predictors import Prediction, PredictionInput, load_predictor, predict
     from lengthwise.reports.compare import compare
     from lengthwise.routers import Router, make_router
     from lengthwise.simulator import Fleet, simulate
@@ -33,6 +34,7 @@ __all__ = [
     "LogT",
     "Point",
     "Policy",
+    "Prediction",
     "PredictionInput",
     "Router",
     "__version__",
@@ -42,14 +44,17 @@ __all__ = [
     "load_trace",
     "make_policy",
     "make_router",
+    "predict",
+    "rollouts",
     "simulate",
 ]
 
 _EXPORTS = {
+    "client.rollouts": ("rollouts",),
     "gateway": ("create_app",),
     "lengths": ("Histogram", "LengthDistribution", "LogT", "Point"),
     "policies": ("Job", "Policy", "make_policy"),
-    "predictors": ("PredictionInput", "load_predictor"),
+    "predictors": ("Prediction", "PredictionInput", "load_predictor", "predict"),
     "reports.compare": ("compare",),
     "routers": ("Router", "make_router"),
     "simulator": ("Fleet", "simulate"),

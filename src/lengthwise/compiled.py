@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
@@ -18,15 +20,15 @@ from typing import Any, Final, TypeVar, cast
 
 from lengthwise.cache import cache_home
 from lengthwise.errors import InputError
+from lengthwise.version import install_line
 
 try:
+    import numba
     from numba import njit, types
     from numba.core import config
     from numba.extending import is_jitted
 except ModuleNotFoundError as error:
-    raise InputError(
-        "compiled code needs Numba, which is not installed", hint="pip install 'lengthwise[sim]' or 'lengthwise[serve]'"
-    ) from error
+    raise InputError("compiled code needs Numba, which is not installed", hint=f"run: {install_line('sim')}") from error
 
 Function = TypeVar("Function", bound="Callable[..., object]")
 
@@ -37,6 +39,20 @@ _OPTIONS: Final[dict[str, Any]] = {"error_model": "numpy"}
 def cache_folder() -> Path:
     """Return the folder of cached machine code."""
     return cache_home() / "compiled"
+
+
+@cache
+def announce(what: str, version: str, files: tuple[Path, ...] = ()) -> None:
+    """Log that something is about to be compiled, unless a process has compiled this version of it before.
+
+    `files`: the sources that the machine code depends on, beside `version`.
+    """
+    marker = cache_folder() / "-".join(filter(None, (version, _digest(files), numba.__version__)))
+    if not marker.exists():
+        _log.warning("compiling %s (once, some seconds)", what)
+        with suppress(OSError):
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
 
 
 def compiled(function: Function) -> Function:

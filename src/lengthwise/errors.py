@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lengthwise.version import install_line
+
 # The optional packages, by the extra that installs them.
 EXTRAS = {
     "sim": ("pyarrow", "numba"),
@@ -13,6 +15,7 @@ EXTRAS = {
     "vllm": ("vllm",),
     "ray": ("ray",),
     "otel": ("opentelemetry",),
+    "record": ("PIL",),
 }
 
 
@@ -60,7 +63,7 @@ def missing_extra(error: ModuleNotFoundError, prefer: str = "sim") -> InputError
     if not extras:
         return None
     extra = prefer if prefer in extras else extras[0]
-    return InputError(f"{package} is not installed", hint=f"run: pip install 'lengthwise[{extra}]'")
+    return InputError(f"{package} is not installed", hint=f"run: {install_line(extra)}")
 
 
 def require_kind(value: object, kinds: type | tuple[type, ...], field: str, hint: str) -> None:

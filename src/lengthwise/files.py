@@ -140,3 +140,13 @@ def write_all(file: int, data: bytes) -> None:
     """Write bytes to the end, however many a call takes."""
     while data:
         data = data[os.write(file, data) :]
+
+
+def append_whole(file: int, lines: bytes) -> None:
+    """Append lines; what a full disk took of them is removed, so that later ones may follow."""
+    size = os.fstat(file).st_size
+    try:
+        write_all(file, lines)
+    except OSError:
+        os.ftruncate(file, size)
+        raise

@@ -40,6 +40,21 @@ class Ratio:
         return cls(math.nan, math.nan, math.nan)
 
 
+@dataclass(frozen=True, slots=True)
+class ShareChange:
+    """A share of requests beside the baseline's, and the 95 % interval of the difference (NaN where there is none)."""
+
+    share: float
+    base: float
+    low: float
+    high: float
+
+    @property
+    def change(self) -> float:
+        """The share minus the baseline's."""
+        return self.share - self.base
+
+
 Seed = int | Sequence[int] | np.random.Generator
 
 
@@ -113,6 +128,30 @@ def over_requests(ours: Floats, base: Floats, q: float | None, *, seed: int) -> 
     counts = draw_counts(here.blocks, seed=[seed, len(ours)], resamples=_BLOCK_RESAMPLES)
     ratios = [here.resampled(count) / other.resampled(count) for count in counts]
     return Ratio(here.value / other.value, *interval(ratios))
+
+
+def share_change(ours: Sequence[NDArray[np.bool_]], base: Sequence[NDArray[np.bool_]], *, seed: int = 0) -> ShareChange:
+    """Return the mean share of requests that are true, beside the baseline's on the same requests; one array per seed.
+
+    Several seeds: Student's t interval of the differences; one: a bootstrap of blocks of consecutive requests.
+    """
+    here, other = ([float(each.mean()) for each in arrays] for arrays in (ours, base))
+    if len(ours) > 1:
+        return share_change_over_seeds(here, other)
+    difference = _Figure(ours[0].astype(np.float64) - base[0], None)
+    counts = draw_counts(difference.blocks, seed=[seed, len(ours[0])], resamples=_BLOCK_RESAMPLES)
+    return ShareChange(here[0], other[0], *interval([difference.resampled(count) for count in counts]))
+
+
+def share_change_over_seeds(ours: Sequence[float], base: Sequence[float]) -> ShareChange:
+    """Return the mean of the seeds' shares beside the baseline's, with Student's t interval; none for one seed."""
+    difference = np.subtract(ours, base)
+    share, other, middle = float(np.mean(ours)), float(np.mean(base)), float(np.mean(difference))
+    if len(ours) == 1:
+        return ShareChange(share, other, math.nan, math.nan)
+    scale = special.stdtrit(len(ours) - 1, (1 + LEVEL) / 2) / math.sqrt(len(ours))
+    half_width = float(scale * difference.std(ddof=1))
+    return ShareChange(share, other, middle - half_width, middle + half_width)
 
 
 class _Figure:

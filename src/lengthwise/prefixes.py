@@ -29,10 +29,12 @@ GOLDEN_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 """The increment of splitmix64: multiples of it, added to a number, give unrelated bits."""
 
 
-def hash_tokens(token_ids: Sequence[int] | NDArray[np.integer], block_size: int = BLOCK_TOKENS) -> NDArray[np.uint64]:
-    """Return the chained hashes of the full blocks of a prompt's token ids."""
+def hash_tokens(
+    token_ids: Sequence[int] | NDArray[np.integer], block_size: int = BLOCK_TOKENS, before: int = 0
+) -> NDArray[np.uint64]:
+    """Return the chained hashes of the full blocks of a prompt's token ids; `before` is that of the block before."""
     data = np.ascontiguousarray(token_ids, dtype="<i8").tobytes()
-    return hash_chunks(_full_chunks(data, 8 * block_size))
+    return hash_chunks(_full_chunks(data, 8 * block_size), before)
 
 
 def hash_text(text: str, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint64]:
@@ -40,9 +42,9 @@ def hash_text(text: str, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint64]:
     return hash_bytes(text.encode(), block_bytes)
 
 
-def hash_bytes(data: bytes, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint64]:
-    """Return the same of a prompt that is encoded."""
-    return hash_chunks(_full_chunks(data, block_bytes))
+def hash_bytes(data: bytes, block_bytes: int = BLOCK_BYTES, before: int = 0) -> NDArray[np.uint64]:
+    """Return the same of a prompt that is encoded; `before` is the hash of the block before its first."""
+    return hash_chunks(_full_chunks(data, block_bytes), before)
 
 
 def hash_chunks(chunks: Iterable[bytes | memoryview], before: int = 0) -> NDArray[np.uint64]:

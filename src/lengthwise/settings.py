@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
@@ -16,8 +17,12 @@ if TYPE_CHECKING:  # an engine's file is read without pydantic until its values 
 
 Validated = TypeVar("Validated")
 
+_MAX_OTHERS: Final = 9
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
-_SECRET: Final = "api_key"  # noqa: S105  (the name of a field)
+_MAX_DEPTH: Final = 50
+_MAX_VALUES: Final = 100_000  # at one depth
+_NESTED: Final = "is nested too deeply, or refers to itself"
+_SECRETS: Final = frozenset({"admin_token", "api_key", "shared_secret"})
 
 
 def read_yaml(path: Path, *, hint: str) -> dict[str, Any]:
@@ -35,11 +40,32 @@ def read_yaml(path: Path, *, hint: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", error))
         if not isinstance(error, yaml.constructor.ConstructorError):
-            problem = f"is not YAML: {problem}"
+            problem = f"is not YAML: {' '.join(problem.split())}"
         raise InputError(problem, source=path if mark is None else f"{path}, line {mark.line + 1}") from error
+    except RecursionError:
+        raise InputError(_NESTED, source=path) from None
+    _check_extent(content, path)
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise InputError("holds no fields", source=path, hint=hint)
     return content
+
+
+def _check_extent(content: object, path: Path) -> None:
+    """Refuse what is nested without end, or becomes large by references: `&a [*a]`."""
+    level = [content]
+    for _ in range(_MAX_DEPTH):
+        level = list(itertools.islice((each for value in level for each in _members(value)), _MAX_VALUES + 1))
+        if not level:
+            return
+        if len(level) > _MAX_VALUES:
+            break
+    raise InputError(_NESTED, source=path)
+
+
+def _members(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple, set)) else ()
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -66,8 +92,27 @@ def validated(kind: type[Validated], content: object, *, source: str | Path, sec
 
 
 def invalid(error: ValidationError, model: type, *, source: str | Path, section: str | None = None) -> InputError:
-    """Return the first problem that the validation of `model` found; `section` is where `source` has the model."""
-    first = error.errors(include_url=False)[0]
+    """Return the problems that the validation of `model` found, in one line; `section` is where `source` has the model.
+
+    The first is the error, the others are in its hint, one for each field.
+    """
+    found = {
+        each["loc"][:1] or (number,): each for number, each in enumerate(reversed(error.errors(include_url=False)))
+    }
+    first, *others = (_problem(each, model, source, section) for each in reversed(found.values()))
+    for other in others[:_MAX_OTHERS]:
+        other.source = None
+        first.hint = f"{first.hint}; also {other}" if first.hint else f"also {other}"
+    problem, field, hint = map(_one_line, (first.problem, first.field, first.hint))
+    return InputError(problem or "", source=first.source, field=field, hint=hint)
+
+
+def _one_line(text: str | None) -> str | None:
+    """Return a text that may show a value or a name of the file on one line."""
+    return None if text is None else " ".join(text.splitlines())
+
+
+def _problem(first: Any, model: type, source: str | Path, section: str | None) -> InputError:  # pydantic's ErrorDetails
     place, cause = first["loc"], first.get("ctx", {}).get("error")
     field = ".".join(str(step) for step in (place if section is None else (section, *place))) or None
     if isinstance(cause, InputError):
@@ -81,7 +126,7 @@ def invalid(error: ValidationError, model: type, *, source: str | Path, section:
     if first["type"] in ("missing", "missing_argument"):
         return InputError("is missing", source=source, field=field)
     # A whole section may hold secrets.
-    plain = place[-1:] != (_SECRET,) and isinstance(first["input"], str | int | float | None)
+    plain = not _SECRETS.intersection(place[-1:]) and isinstance(first["input"], str | int | float | None)
     shown = f"'{str(first['input'])[:80]}'" if plain else "this value"
     return InputError(f"{shown} is not valid", source=source, field=field, hint=first["msg"])
 

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from lengthwise.bench.episodes import (
     FCFS,
+    INVERTED,
     ORACLE,
     Arm,
     Kind,
     TrafficPlan,
     arms_of,
     busiest_stretch,
+    declared_lengths,
     draw,
     load_prompts,
     turns,
@@ -64,6 +66,19 @@ def test_fcfs_is_always_the_first_arm_and_uses_no_predictor() -> None:
 def test_arms_that_cannot_be_measured_are_refused(policies: list[str], predictors: list[str]) -> None:
     with pytest.raises(InputError):
         arms_of(policies, predictors, noise=False)
+
+
+def test_inverted_lengths_call_the_longest_the_shortest_about_the_median() -> None:
+    lengths, cap = np.array([10, 40, 20, 80, 2_000]), 100
+    _, none, inverted = arms_of(["lengthwise"], ["none", INVERTED], noise=False)
+    assert [arm.label for arm in (none, inverted)] == ["lengthwise", "lengthwise, inverted lengths"]
+    told = declared_lengths(inverted, lengths, cap)
+    assert told is not None
+    assert told.tolist() == [100, 40, 80, 20, 1]
+    exact = declared_lengths(Arm("sjf", ORACLE), lengths, cap)
+    assert exact is not None
+    assert exact.tolist() == [10, 40, 20, 80, 100]
+    assert declared_lengths(none, lengths, cap) is None
 
 
 def test_a_predictor_may_be_combined_with_a_probe() -> None:

@@ -81,8 +81,11 @@ def test_with_own_answers_every_arm_serves_the_same_prompts(
 
 
 def test_oracle_needs_forced_lengths_and_a_probe_needs_own_answers(plan: BenchPlan) -> None:
+    own = replace(plan.traffic, own_answers=True)
     with pytest.raises(InputError, match="leave out oracle"):
-        replace(plan, traffic=replace(plan.traffic, own_answers=True))
+        replace(plan, traffic=own)
+    with pytest.raises(InputError, match="leave out inverted"):
+        replace(plan, arms=arms_of(["sjf"], ["inverted"], noise=False), traffic=own)
     with pytest.raises(InputError, match="add --own-answers"):
         replace(plan, arms=arms_of(["srpt"], ["fast+probe"], noise=False))
 

@@ -67,9 +67,8 @@ def test_adapting_to_a_traffic_log_prints_scores_before_and_after(tmp_path: Path
     folder, out = write(tmp_path / "learn", made(200, shift=1.0)), tmp_path / "my.lw"
     result = runner.invoke(app, ["adapt", "fast", "--from", str(folder), "-o", str(out)])
     assert result.exit_code == 0, result.output
-    for shown in ("adapted to traffic", "m, as it was", "m, corrected: better", "my.lw"):
+    for shown in ("adapted to traffic", "m, as it was", "m, without prompts: better", "my.lw"):
         assert shown in result.stdout
-    assert (folder / "memory.npz").exists()
     result = runner.invoke(app, ["adapt", "fast", "--from", str(folder), "-o", str(out), "--json"])
     assert json.loads(result.stdout)["better"] == ["m"]
 

@@ -16,10 +16,15 @@ from typer.testing import CliRunner
 
 import lengthwise
 from lengthwise.cli import COMMANDS, PANELS, _load, app
+from lengthwise.cli.serve import PANELS as PANELS_OF_SERVE
 from lengthwise.errors import EXTRAS
+from lengthwise.gateway import GatewayConfig
+from lengthwise.policies.registry import POLICIES, WRAPPERS
+from lengthwise.routers import ROUTERS
+from lengthwise.version import install_line
 
 HEAVY = ("numpy", "scipy", "pyarrow", "numba", "onnxruntime", "tokenizers", "matplotlib", "plotly", "torch", "aiohttp")
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "opentelemetry": "opentelemetry-sdk"}
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "opentelemetry": "opentelemetry-sdk"}
 
 
 def modules_after(*arguments: str) -> set[str]:
@@ -62,6 +67,38 @@ def test_an_unknown_command_is_refused() -> None:
     assert "Did you mean 'simulate'" in CliRunner().invoke(app, ["simulat"]).stderr
 
 
+def test_an_unknown_command_of_a_group_names_all_of_them_and_guesses_none() -> None:
+    result = CliRunner().invoke(app, ["workload", "create"])
+    assert result.exit_code == 2
+    shown = " ".join(result.stderr.replace("│", " ").split())
+    assert "No such command 'create'. There are castillo, react, agents, alpaca, trace and describe." in shown
+    assert "Did you mean" not in shown
+
+
+@pytest.mark.parametrize("name", ["serve", "simulate", "keys"])
+def test_flags_have_no_type_in_the_help(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "160"}).stdout
+    assert "<bool>" not in shown
+    assert "--help" in shown
+
+
+def test_the_options_of_serve_are_in_groups_and_none_is_left_over() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"]).stdout
+    groups = [line.split("─ ")[1].split(" ─")[0] for line in shown.splitlines() if "╭─ " in line]
+    assert groups == ["Options", *PANELS_OF_SERVE]
+    assert {name for names in PANELS_OF_SERVE.values() for name in names} == set(GatewayConfig.model_fields) - {
+        "engines", "models", "classes", "tenants"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "names"), [("policies", {*POLICIES, *WRAPPERS}), ("routers", {*ROUTERS})])
+def test_policies_and_routers_are_listed_with_one_line_each(command: str, names: set[str]) -> None:
+    listed = json.loads(CliRunner().invoke(app, [command, "--json"]).stdout)
+    assert {row["name"] for row in listed} == names
+    assert all(row["what"].endswith(".") for row in listed)
+    assert set(re.findall(r"^│?([a-z0-9_]+)", CliRunner().invoke(app, [command]).stdout, re.MULTILINE)) >= names
+
+
 def test_output_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
     for name, problem in (("page.txt", "does not end in .html"), ("folder.html", "is a folder")):
@@ -86,7 +123,7 @@ def test_a_missing_package_names_the_extra_that_installs_it(package: str, argume
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 2
-    assert run.stderr.splitlines()[-1] == (f"error: {package} is not installed; run: pip install 'lengthwise[{extra}]'")
+    assert run.stderr.splitlines()[-1] == (f"error: {package} is not installed; run: {install_line(extra)}")
 
 
 def options(command: Any) -> set[str]:
@@ -123,7 +160,7 @@ def test_a_router_that_misses_numba_names_extras_that_install_it() -> None:
         "import sys; sys.modules['numba'] = None; from lengthwise.routers import make_router; make_router('lengthwise')"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    named = re.findall(r"lengthwise\[(\w+)\]", run.stderr.splitlines()[-1])
+    named = re.findall(r"\[(\w+)\]", run.stderr.splitlines()[-1])
     assert named
     assert all("numba" in map(_distribution, _extras()[extra]) for extra in named)
 

@@ -29,7 +29,9 @@ def test_a_measured_folder_is_reported_as_text_json_and_html(tmp_path: Path) -> 
     measured(tmp_path / "out", (Arm(FCFS), Arm("sjf", "fast")), 2, halved)
     shown = bench("--no-run", "--out", str(tmp_path / "out"), "--report", str(tmp_path / "r.html"))
     assert shown.exit_code == 0, shown.output
-    assert shown.output.startswith("Turn it on: sjf, fast has 0.50 [0.50, 0.50] times the mean E2E of fcfs")
+    assert shown.output.startswith(
+        "Turn it on: sjf, fast lowers mean E2E by 50 %, p99 E2E by 50 % and median TTFT by 50 % against fcfs"
+    )
     assert "Turn it on" in (tmp_path / "r.html").read_text()
     facts = json.loads(bench("--no-run", "--out", str(tmp_path / "out"), "--json").output)
     assert facts["arms"][1]["ratios"]["mean"]["ratio"] == pytest.approx(0.5)

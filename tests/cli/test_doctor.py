@@ -104,14 +104,24 @@ class InstalledPart(Part):
         return self.installed
 
 
-@pytest.mark.parametrize(("installed", "fine"), [("0.32.0", True), ("0.32.4", True), ("0.33.1", False), ("0.3", False)])
-def test_an_untested_release_of_vllm_fails_the_check_and_the_fix_names_the_tested_one(
-    installed: str, fine: bool
+@pytest.mark.parametrize(("installed", "fine"), [("0.30.0", True), ("0.33.4", True), ("0.34.1", False), ("0.3", False)])
+def test_an_untested_release_of_vllm_that_lacks_names_fails_the_check_which_says_what_is_off(
+    installed: str, fine: bool, tmp_path: Path
 ) -> None:
-    (check,) = check_vllm((InstalledPart("vllm", "", "", installed),))
+    (check,) = check_vllm((InstalledPart("vllm", "", "", installed),), sources=tmp_path)
     assert installed in check.name
     assert (check.fix is None) == fine
-    assert fine or "vllm==0.32.*" in str(check.fix)
+    assert fine or f"make test-vllm RELEASE={installed}" in str(check.fix)
+    assert fine or "`order` is off (no RequestQueue.__bool__" in check.found
+
+
+def test_an_untested_release_of_vllm_with_every_name_passes_and_the_test_to_run_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("lengthwise.cli.doctor.problems", lambda _: {})
+    (check,) = check_vllm((InstalledPart("vllm", "", "", "0.34.0"),), sources=tmp_path)
+    assert check.fix is None
+    assert "make test-vllm RELEASE=0.34.0" in check.found
 
 
 def test_a_missing_vllm_is_not_checked() -> None:

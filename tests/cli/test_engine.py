@@ -173,6 +173,6 @@ def test_simulated_engines_are_served_until_the_command_is_stopped() -> None:
             with urllib.request.urlopen(urls[1] + "/models", timeout=60) as response:  # noqa: S310
                 assert json.load(response)["data"][0]["id"] == "llama-3-8b"
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) in (0, -signal.SIGTERM)
+            assert process.wait(60) in (0, -signal.SIGTERM)
         finally:
             process.kill()

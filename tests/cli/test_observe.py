@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, int]:
     engine = StandIn(token_s=0.002)
     with (
         served(engine.app()) as url,
-        observing("--engine", url, "--learn", str(log), "--predictor", "none") as (
+        observing("--engine", url, "--log", str(log), "--predictor", "none") as (
             process,
             at,
         ),
@@ -104,10 +104,10 @@ def test_too_little_traffic_for_a_report_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["shadow", "--url", "http://127.0.0.1:1"], "use `lengthwise serve --engine URL --observe --learn DIR`"),
+        (["shadow", "--url", "http://127.0.0.1:1"], "use `lengthwise serve --engine URL --observe --log DIR`"),
         (["shadow"], "then `lengthwise report DIR`"),
-        (["serve", "--engine", "http://127.0.0.1:1", "--observe"], "observe is given without learn"),
-        (["serve", "--engine", "http://127.0.0.1:1", "--observe", "--learn", "x", "--policy", "sjf"], "policy is sjf"),
+        (["serve", "--engine", "http://127.0.0.1:1", "--observe"], "observe is given without log"),
+        (["serve", "--engine", "http://127.0.0.1:1", "--observe", "--log", "x", "--policy", "sjf"], "policy is sjf"),
         (["report", "missing.jsonl"], "missing.jsonl"),
         (["report", ".", "b.json"], "a folder is shown alone"),
     ],

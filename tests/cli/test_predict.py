@@ -18,12 +18,13 @@ app.command()(predict)
 PROMPT = "Introduce Nanjing University in China."
 
 
-def test_predict_prints_mean_p99_and_an_interval() -> None:
+def test_predict_prints_median_interval_mean_and_p99() -> None:
     result = runner.invoke(app, [PROMPT, "--llm", "meta-llama/Llama-3.2-3B-Instruct"])
     assert result.exit_code == 0, result.output
-    assert [line.split("  ")[0].strip() for line in result.stdout.splitlines()[:3]] == [
-        "mean",
+    assert [line.split("  ")[0].strip() for line in result.stdout.splitlines()[:4]] == [
+        "median",
         "90 % of answers",
+        "mean",
         "P99",
     ]
     assert "==" in result.stdout
@@ -34,7 +35,7 @@ def test_predict_prints_mean_p99_and_an_interval() -> None:
 
 def test_details_have_consistent_classes_and_tie() -> None:
     result = runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--details"])
-    assert all(part in result.stdout for part in ("P99 class", "TIE by beta", "std of repeated answers"))
+    assert all(part in result.stdout for part in ("P99 class", "TIE by beta", "repeated answers"))
     assert max(map(len, result.stdout.splitlines())) <= 80
     found = json.loads(runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--json", "--details"]).stdout)
     levels = list(found["quantiles"].values())
@@ -47,7 +48,8 @@ def test_details_have_consistent_classes_and_tie() -> None:
 def test_the_command_and_castillos_function_agree() -> None:
     found = json.loads(runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--json", "--details"]).stdout)
     called = predict_response_length(PROMPT, "llama-3.2-3B")
-    assert (found["mean"], found["std"]) == pytest.approx((called["predicted_mean"], called["predicted_std"]))
+    repeated = found["repeated_answers"]
+    assert (repeated["mean"], repeated["std"]) == pytest.approx((called["predicted_mean"], called["predicted_std"]))
     classes = predict_response_length(PROMPT, "llama-3.2-3B", "classification")
     assert found["predicted_p99_class"] == classes["predicted_p99_class"]
 
@@ -84,9 +86,31 @@ def test_any_text_is_a_prompt(text: str) -> None:
 
 
 @pytest.mark.parametrize("predictor", ["default", "fast"])
-def test_without_an_llm_the_prediction_is_for_an_unknown_one_and_a_note_lists_the_known(predictor: str) -> None:
+def test_without_an_llm_the_prediction_is_for_an_unknown_one_and_a_note_names_some_known(predictor: str) -> None:
     result = runner.invoke(app, [PROMPT, "--json", "--predictor", predictor])
     assert result.exit_code == 0
     assert "--llm" in result.stderr
     assert "Llama-3.2-3B" in result.stderr
+    assert len(result.stderr) < 800, "fast knows some hundred LLMs"
     assert json.loads(result.stdout)["llm"] is None
+
+
+@pytest.mark.parametrize("predictor", ["default", "fast"])
+@pytest.mark.parametrize("text", ["Say only yes.", "", PROMPT, "zxq vbn wer"])
+def test_median_mean_and_interval_are_of_one_distribution_and_never_0(predictor: str, text: str) -> None:
+    result = runner.invoke(app, [text, "--json", "--predictor", predictor, "--llm", "llama-3.2-3B"])
+    found = json.loads(result.stdout)
+    low, high = found["interval_90"]
+    assert 1.0 <= low <= found["median"] <= found["mean"] <= high
+    assert found["median"] == found["quantiles"]["0.5"]
+
+
+def test_a_prompt_unlike_the_training_data_is_said_to_be_so_and_wide() -> None:
+    usual, odd = (
+        json.loads(runner.invoke(app, [text, "--json", "--predictor", "fast", "--llm", "llama-3.2-3B"]).stdout)
+        for text in ("Write a Python function that returns the sum of a list.", "xqzt vbnw kjhg qwrt zzxp")
+    )
+    assert (usual["novel"], usual["note"]) == (False, None)
+    assert odd["novel"]
+    assert odd["note"] == "unlike the prompts it was trained on: wide"
+    assert odd["interval_90"][1] / odd["interval_90"][0] > 10 * usual["interval_90"][1] / usual["interval_90"][0]

@@ -37,7 +37,7 @@ class Serving:
         before = self.log.count("the configuration")
         write(self.file, **config)
         self.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: self.log.count("the configuration") > before, 20)
+        wait_for(lambda: self.log.count("the configuration") > before, 60)
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=20) as response:  # noqa: S310
@@ -132,11 +132,14 @@ def test_policy_models_tenants_and_limits_change_and_the_port_does_not(tmp_path:
 
 
 def test_a_policy_set_at_run_time_is_kept_by_a_reload_that_does_not_change_it(tmp_path: Path) -> None:
-    with served(StandIn().app()) as engine, serving(tmp_path, engines=[engine], policy="sjf") as gateway:
-        data = b'{"policy": "fcfs"}'
-        with urllib.request.urlopen(gateway.url + "/lengthwise/v1/policy", data, timeout=20):  # noqa: S310
+    token = "t" * 32
+    config = {"policy": "sjf", "admin_token": token}
+    with served(StandIn().app()) as engine, serving(tmp_path, engines=[engine], **config) as gateway:
+        headers = {"authorization": f"Bearer {token}"}
+        url, data = gateway.url + "/lengthwise/v1/policy", b'{"policy": "fcfs"}'
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=20):  # noqa: S310
             pass
-        gateway.reload(engines=[engine], policy="sjf", max_waiting=5)
+        gateway.reload(engines=[engine], **config, max_waiting=5)
         assert gateway.get("/health")["policy"] == "fcfs"
         assert "the configuration is reloaded: max_waiting" in gateway.log
 
@@ -195,7 +198,7 @@ def test_a_signal_that_comes_before_the_gateway_serves_reloads_once_it_does(tmp_
                 with served(StandIn().app(), port):
                     assert process.stdout is not None
                     gateway = Serving(process, process.stdout.readline().split()[2], file, log)
-                    wait_for(lambda: gateway.get("/health")["policy"] == "fcfs", 20)
+                    wait_for(lambda: gateway.get("/health")["policy"] == "fcfs", 60)
             finally:
                 process.kill()
 

@@ -49,8 +49,56 @@ def test_serve_finishes_running_requests_on_sigint_and_sigterm(stop: signal.Sign
             wait_for(lambda: engine.running)
             process.send_signal(stop)
             assert asked.result(20) == 200, "running requests finish"
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert (engine.finished, engine.aborted) == (1, 0)
+
+
+def test_a_second_ctrl_c_ends_serve_at_once_and_prints_no_traceback() -> None:
+    engine = StandIn(token_s=30.0)
+    with served(engine.app()) as engine_url, ThreadPoolExecutor() as pool:
+        command = [*COMMAND, "serve", "--port", "0", "--engine", engine_url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[2]
+            asked = pool.submit(complete, url)
+            wait_for(lambda: engine.running)
+            process.send_signal(signal.SIGINT)
+            wait_for(lambda: not listens(url))
+            process.send_signal(signal.SIGINT)
+            _, shown = process.communicate(timeout=120)
+        assert asked.exception(20) is not None, "its answer would have taken 90 s"
+    assert "Traceback" not in shown
+    assert "KeyboardInterrupt" not in shown
+
+
+def listens(url: str) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
+
+
+def change_policy(url: str, token: str) -> int:
+    headers = {"authorization": f"Bearer {token}"}
+    request = urllib.request.Request(url + "/lengthwise/v1/policy", b'{"policy": "fcfs"}', headers)  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_serve_without_keys_prints_the_dashboard_with_a_token_that_admits_changes(tmp_path: Path) -> None:
+    with served(StandIn().app()) as engine_url:
+        with serving("--engine", engine_url) as (process, url):
+            assert process.stdout is not None
+            shown, _, token = process.stdout.readline().strip().partition("/#token=")
+            assert shown == f"dashboard with the admin token of this run: {url}"
+            assert len(token) >= 32
+            assert [change_policy(url, given) for given in ("x" * 32, token)] == [403, 200]
+        add_key(tmp_path / "keys.json", "ops", {"admin": True})
+        with serving("--engine", engine_url, "--keys", str(tmp_path / "keys.json")) as (process, url):
+            assert process.stdout is not None
+            assert "token" not in process.stdout.readline()
+            assert change_policy(url, token) == 401
 
 
 def test_a_dead_engine_is_an_error_that_names_the_fix() -> None:
@@ -95,7 +143,7 @@ def test_after_the_shutdown_timeout_streams_end_with_an_error_event_and_others_w
             assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
             status, body = whole.result(20)
             assert (status, json.loads(body)["error"]["code"]) == (503, "shutting_down")
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_with_wait_serve_waits_for_its_engine() -> None:
@@ -150,7 +198,7 @@ def test_serve_starts_simulated_engines_and_stops_them() -> None:
         with urllib.request.urlopen(url + "/health", timeout=20) as response:  # noqa: S310
             assert len(json.load(response)["engines"]) == 2
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_fleet_that_cannot_be_simulated_is_refused() -> None:
@@ -216,6 +264,30 @@ def test_the_old_spelling_of_a_time_is_an_error_that_names_the_new_one(name: str
     assert check(f"--{name}-s", "2", **{f"{variable}_S": "3"}).exit_code == 0
 
 
+@pytest.mark.parametrize(("old", "new"), [("learn", "log"), ("learn_bytes", "log_bytes")])
+def test_a_renamed_setting_is_an_error_that_names_the_new_one(old: str, new: str, tmp_path: Path) -> None:
+    option, file = "--" + old.replace("_", "-"), tmp_path / "fleet.yaml"
+    assert check(option, "x").stderr == f"error: {option}: is now --{new.replace('_', '-')}\n"
+    variable = f"LENGTHWISE_SERVE_{old.upper()}"
+    assert check(**{variable: "x"}).stderr == f"error: {variable}: is now LENGTHWISE_SERVE_{new.upper()}\n"
+    file.write_text(f"engines: [http://gpu-1:8000]\n{old}: x\n")
+    refused = check("--config", str(file))
+    assert (refused.exit_code, refused.stderr) == (2, f"error: {file}, field '{old}': is now `{new}`\n")
+
+
+def test_the_old_setting_of_prefix_memory_names_learning_and_state(tmp_path: Path) -> None:
+    refused = check("--memory", "off")
+    part = "is gone: prefix memory is part of"
+    assert (refused.exit_code, refused.stderr) == (2, f"error: --memory: {part} --learning, and is kept in --state\n")
+    file = tmp_path / "fleet.yaml"
+    file.write_text("engines: [http://gpu-1:8000]\nmemory: off\n")
+    refused = check("--config", str(file))
+    assert refused.stderr == f"error: {file}, field 'memory': {part} `learning`, and is kept in `state`\n"
+    assert check("--no-learning", "--state", str(tmp_path / "new")).exit_code == 0
+    assert not (tmp_path / "new").exists(), "a check writes nothing"
+    assert "give cache, off, or a folder" in check("--state", str(file)).stderr
+
+
 def test_a_retired_option_or_variable_is_an_error_that_says_what_to_do_instead() -> None:
     instead = "run several gateways behind a load balancer, or Ray Serve (docs/guides/cluster.md)"
     refused = check("--workers", "2")
@@ -232,3 +304,22 @@ def test_engines_have_the_names_of_the_configuration_file(tmp_path: Path) -> Non
             assert complete(url) == 200
             with urllib.request.urlopen(url + "/health", timeout=20) as response:  # noqa: S310
                 assert [engine["name"] for engine in json.load(response)["engines"]] == ["gpu-1"]
+
+
+def test_what_is_seldom_meant_is_warned_about(tmp_path: Path) -> None:
+    def warnings(*options: str) -> str:
+        shown = CliRunner().invoke(app, ["serve", "--engine", "http://127.0.0.1:1", "--check", *options])
+        assert shown.exit_code == 0, shown.stderr
+        return shown.stderr
+
+    assert "is open to other machines and no key is needed" in warnings("--host", "0.0.0.0")  # noqa: S104
+    assert "needs streamed answers" in warnings("--observe", "--log", str(tmp_path))
+    assert warnings("--host", "localhost") == warnings("--host", "127.0.0.2") == ""
+
+
+def test_a_keys_file_without_a_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text("{}")
+    refused = CliRunner().invoke(app, ["serve", "--engine", "http://127.0.0.1:1", "--check", "--keys", str(path)])
+    assert refused.exit_code == 2
+    assert refused.stderr == f"error: {path}: holds no key; run: lengthwise keys add TENANT --keys {path}\n"

@@ -162,6 +162,8 @@ def test_too_few_requests_for_a_backlog_make_capacity_a_lower_bound(tmp_path: Pa
         (["castillo", "--load", "0.9", "--rate", "8"], "one of --rate and --load"),
         (["castillo", "--rate", "8", "--seeds", "0"], "greater than or equal to 1"),
         (["castillo", "--rate", "8", "--slo-ttft", "-1"], "above 0"),
+        (["castillo", "--rate", "8", "--slo-e2e", "nan"], "field 'slo-e2e': a limit of nan s"),
+        (["castillo", "--rate", "8", "--slo-per-token", "0"], "field 'slo-per-token': a limit of 0 s"),
         (["castillo", "--rate", "8", "--cv", "-1"], "CV"),
         (["castillo", "--rate", "8", "--predictor", "oracle,orakel"], "oracle"),
         (["castillo", "--rate", "8", "--report", "out.pdf"], ".html"),

@@ -39,7 +39,7 @@ def test_a_sweep_is_printed_written_and_cached(sweep: Path) -> None:
     first = invoke(sweep, "--out", str(out))
     assert first.exit_code == 0, first.output
     assert "castillo on 2*llama-3-8b@a100" in first.stdout
-    assert "mean E2E of fcfs behind lengthwise" in first.stdout
+    assert "between fcfs behind lengthwise" in first.stdout
     assert max(map(len, first.stdout.partition("┏")[2].splitlines()[:20])) <= 80
     assert "0 from the cache, 14 computed" in first.stderr
     second = json.loads(invoke(sweep, "--json").stdout)

@@ -116,6 +116,8 @@ def test_writing_csv_warns_that_block_hashes_are_left_out(tmp_path: Path) -> Non
         ("castillo --llm llama-3.1-8b --rate 1 --data nowhere", "no such folder"),
         ("castillo --llm llama-3.1-8b --rate 1 --shared-prefixes 0", "give at least 1"),
         ("castillo --llm llama-3.1-8b --rate 1 --turns 0.5", "a mean of at least 1"),
+        ("castillo --llm llama-3.1-8b --rate 1 --closed-loop", "give --turns"),
+        ("agents --rate 1", "trajectories are not on this machine"),
         ("react --rate 1 --lengths 1:0.5,300:0.4", "sum to 0.9; they must sum to 1"),
         ("alpaca --rate 1", "set LENGTHWISE_DATA"),
         ("trace azure_smaple", "did you mean azure_sample"),

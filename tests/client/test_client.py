@@ -38,10 +38,20 @@ def test_an_engines_url_may_end_in_v1(text: str) -> None:
     assert engine_url(text) == "http://h:8000"
 
 
-@pytest.mark.parametrize("text", ["", "h:8000", "ftp://h", "http://", "http://h:port", "http://h?x=1"])
-def test_an_invalid_url_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InputError, match=r"give one like http://127\.0\.0\.1:8000"):
+@pytest.mark.parametrize(
+    "text",
+    ["", "h:8000", "ftp://h", "http://", "http://h:port", "http://h?x=1", "http://a..b", f"http://{'a' * 5000}:8000"],
+    ids=lambda text: text[:20],
+)
+def test_an_invalid_url_is_refused_with_a_short_example(text: str) -> None:
+    with pytest.raises(InputError, match=r"give one like http://127\.0\.0\.1:8000") as refused:
         engine_url(text)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["http://[::1]:8000", "http://b\u00fccher.example", "http://engine_0.internal."])
+def test_any_host_that_can_be_connected_to_is_taken(text: str) -> None:
+    assert engine_url(text) == text
 
 
 def test_a_refused_connection_is_unreachable() -> None:
@@ -73,6 +83,16 @@ def test_refused_and_malformed_model_lists_are_different_errors() -> None:
         with_client(engine.url, lambda client: client.models())
     with RawEngine(reply.replace(b"401", b"200")) as engine, pytest.raises(EngineBrokenError, match="without a list"):
         with_client(engine.url, lambda client: client.models())
+
+
+@pytest.mark.parametrize(
+    "reply", [b"[" * 100_000, b'{"data": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"], ids=["open", "closed"]
+)
+def test_a_model_list_of_many_brackets_is_one_failed_answer(reply: bytes) -> None:
+    with RawEngine(b"") as engine:
+        engine.models = reply
+        with pytest.raises(EngineBrokenError, match="without a list"):
+            with_client(engine.url, lambda client: client.models())
 
 
 def models_app(*names: str) -> Starlette:

@@ -11,7 +11,8 @@ import pytest
 
 from lengthwise.client.load import LoadPlan, LoadReport, request_of, run_load
 from lengthwise.errors import InputError
-from lengthwise.workloads import Workload
+from lengthwise.simulator.metrics import LatencyLimits
+from lengthwise.workloads import Workload, load_trace
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
 
 
@@ -67,6 +68,27 @@ def test_lengths_are_forced_unless_free_and_hints_are_sent_only_if_chosen() -> N
     _, free = body_of(given, free=True, hints="oracle")
     assert (free["max_tokens"], "ignore_eos" in free) == (50, False)
     assert free["nvext"] == {"agent_hints": {"osl": 7}}
+
+
+def test_a_request_is_sent_with_its_class_and_limits() -> None:
+    columns = {"request_class": ["chat", None], "ttft_limit_s": [1.5, None], "e2e_limit_s": [None, 30.0]}
+    given = workload([0.0, 0.0], [7, 7], **columns)
+    extras = [{"vllm_xargs": {"other": 1}}] * 2
+    assert body_of(given, extras=extras)[1]["vllm_xargs"] == {"other": 1, "request_class": "chat", "ttft_s": 1.5}
+    assert body_of(given, 1)[1]["vllm_xargs"] == {"slo_s": 30.0}
+    assert "vllm_xargs" not in body_of(workload([0.0], [7]))[1]
+
+
+def test_attainment_counts_a_requests_own_limits_and_the_given_ones_for_the_rest() -> None:
+    given = workload([0.0, 0.0, 0.0], [2, 2, 2], ttft_limit_s=[1e-9, 1e9, None])
+    engine = StandIn()
+    with served(engine.app()) as url:
+        report = load(given, url)
+    none, strict = LatencyLimits.given(None, None, None, None), LatencyLimits.given(1e-9, None, None, None)
+    assert report.within(none) == pytest.approx(2 / 3)
+    assert report.within(strict) == pytest.approx(1 / 3)
+    assert report.table()["ttft_limit_s"].to_pylist() == [1e-9, 1e9, None]
+    assert sorted(body.get("vllm_xargs", {}).get("ttft_s", 0.0) for body in engine.bodies) == [0.0, 1e-9, 1e9]
 
 
 def test_a_prompt_with_text_is_sent_as_a_chat() -> None:
@@ -126,3 +148,13 @@ def test_an_endpoint_that_cannot_be_reached_is_reported_before_any_request() -> 
 def test_an_invalid_plan_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(InputError):
         LoadPlan("http://h", **options)  # type: ignore[arg-type]
+
+
+def test_hidden_lengths_are_no_cap_and_reach_simulated_engines_only() -> None:
+    workload = load_trace("azure_sample").head(1)
+    plan = LoadPlan("http://127.0.0.1:1", hide_lengths=True)
+    _, raw = request_of(workload, 0, "m", plan)
+    sent = json.loads(raw)
+    assert sent["max_tokens"] == workload.table["max_tokens"][0].as_py()
+    assert sent["vllm_xargs"]["simulated_tokens"] == int(workload.output_tokens[0])
+    assert "ignore_eos" not in sent

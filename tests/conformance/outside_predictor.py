@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput
 
@@ -30,6 +31,23 @@ class LastLength:
 
     def restore(self, state: bytes) -> None:
         self._lengths = json.loads(state)
+
+
+class LastLengthByTenant(LastLength):
+    """Keeps tenants apart itself, where `tenants_apart` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tenants_apart = False
+
+    def _own(self, request: PredictionInput) -> PredictionInput:
+        return replace(request, text=f"{request.tenant}: {request.text}") if self.tenants_apart else request
+
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+        return super().predict([self._own(each) for each in inputs])
+
+    def observe(self, request: PredictionInput, tokens: int, *, censored: bool = False) -> None:
+        super().observe(self._own(request), tokens, censored=censored)
 
 
 class OnlyObserves:

@@ -18,6 +18,8 @@ VARIANTS = (
     "gittins:margin=1",
     "boost:horizon=100,scale=10",
     "slo:seconds=5",
+    "ontime:ttft=2",
+    "ontime:ttft=30,per_token=0.05,late_share=0.5",
     "tests.conformance.outside_policy:ShortPrompt:rate=5",
 )
 INSIDE = (*POLICIES, *VARIANTS)
@@ -43,6 +45,7 @@ without_predictions = st.one_of(
 )
 views = st.builds(QueueView, st.integers(0, 10_000), st.integers(0, 512), st.integers(1, 512))
 times = st.floats(0, 1e6)
+limits = st.just(math.inf) | st.floats(1e-3, 86_400.0)
 
 
 @st.composite
@@ -59,7 +62,10 @@ def jobs(draw: st.DrawFn, job_id: str = "a") -> Job:
         generated=draw(st.one_of(st.just(0), st.integers(0, 20_000))),
         cached_tokens=draw(st.integers(0, prompt)),
         tenant=draw(st.sampled_from([None, "a", "b"])),
+        session=draw(st.sampled_from([None, "s", "t"])),
         deadline=draw(st.just(math.inf) | times),
+        ttft_limit_s=draw(limits),
+        per_token_limit_s=draw(limits),
     )
     if draw(st.booleans()):  # a later prediction, so that `initial_expected` and `expected` differ
         job.update_prediction(draw(predictions()))

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lengthwise.lengths import LengthDistribution
-from lengthwise.policies import Job, JobColumns, Policy, PolicyQueue, QueueView, SelectingPolicy, make_policy
+from lengthwise.policies import Job, JobColumns, Policy, PolicyQueue, QueueView, make_policy, selects
 from lengthwise.policies.base import choose_victim
 from tests.conformance.strategies import jobs, policies, preempting, specs, times, views, without_predictions
 from tests.lengths.strategies import predictions
@@ -167,7 +167,7 @@ def test_a_drain_serves_every_job_once_in_order(policy: Policy, many: list[Job],
     while (first := queue.pop(now)) is not None:
         served.append(first.id)
     assert sorted(served, key=int) == [str(n) for n in range(len(many))]
-    if isinstance(policy, SelectingPolicy):
+    if selects(policy):
         assert not many or served[0] in most_urgent
     elif policy.level(QueueView(len(many), 0, 4)) == policy.level(QueueView(0, 0, 4)):
         assert served == expected_order

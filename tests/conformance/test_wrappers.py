@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.lengths import Point
-from lengthwise.policies import Job, JobColumns, PolicyQueue, make_policy
+from lengthwise.policies import WRAPPERS, Job, JobColumns, PolicyQueue, make_policy, selects
 from lengthwise.policies.base import choose_victim
 from tests.conformance.strategies import jobs, plain, preempting
 
@@ -120,3 +122,57 @@ def test_rounds_also_hold_for_running_jobs(inside: str, running: list[Job], cand
         assert victim.round_number == max(job.round_number for job in running)
         index = policy.find_victim(JobColumns.of(running), candidate, now)
         assert index is None or running[index].round_number >= candidate.round_number
+
+
+@given(
+    st.lists(st.tuples(lengths, st.floats(0.1, 60.0)), min_size=1, max_size=40), st.sampled_from(["fair", "classes"])
+)
+def test_around_a_policy_that_selects_one_tenant_of_one_class_is_served_as_without_the_wrapper(
+    traffic: list[tuple[int, float]], wrapper: str
+) -> None:
+    orders = []
+    for spec in ("ontime:per_token=5", f"{wrapper}(ontime:per_token=5)"):
+        queue = PolicyQueue(make_policy(spec), slots=2)
+        queue.tokens_per_s = 10.0
+        for number, (length, limit) in enumerate(traffic):
+            queue.push(Job(str(number), float(number), prediction=Point(length), ttft_limit_s=limit), float(number))
+        now = float(len(traffic))
+        orders.append([job.id for _ in traffic if (job := queue.pop(now)) is not None])
+    assert orders[0] == orders[1]
+
+
+def test_a_wrapper_selects_if_its_inner_policy_does() -> None:
+    for wrapper in WRAPPERS:
+        assert selects(make_policy(f"{wrapper}(slo)"))
+        assert not selects(make_policy(f"{wrapper}(lengthwise)"))
+
+
+@given(st.integers(0, 300), st.integers(200, 600))
+def test_background_puts_the_predicted_longest_behind_all_others_and_only_them(seed: int, count: int) -> None:
+    rng = random.Random(seed)
+    drawn = [round(rng.lognormvariate(5.0, 1.0)) + 1 for _ in range(count)]
+    queue = PolicyQueue(make_policy("background(fcfs):share=0.1"), slots=2)
+    for length in drawn:
+        queue.push(Job(f"before {len(queue)}", 0.0, prediction=Point(length)), 0.0)
+    while queue.pop(0.0) is not None:
+        pass
+    queue.push(Job("longest", 0.0, prediction=Point(2 * max(drawn))), 0.0)
+    queue.push(Job("unknown", 1.0), 1.0)
+    for number, length in enumerate(sorted(drawn)[: int(0.8 * count)]):
+        queue.push(Job(str(number), 2.0, prediction=Point(length)), 2.0)
+    order = [job.id for _ in range(len(queue)) if (job := queue.pop(2.0)) is not None]
+    assert order[0] == "unknown"
+    assert order[-1] == "longest"
+
+
+def test_background_follows_a_prediction_that_arrives_late() -> None:
+    queue = PolicyQueue(make_policy("background(fcfs)"), slots=2)
+    for number in range(400):
+        queue.push(Job(str(number), 0.0, prediction=Point(10 + number % 50)), 0.0)
+        queue.pop(0.0)
+    first, second = Job("first", 1.0), Job("second", 2.0, prediction=Point(20))
+    for job in (first, second):
+        queue.push(job, job.arrival)
+    first.update_prediction(Point(5000))
+    queue.update(first, 3.0)
+    assert [job.id for job in queue] == ["second", "first"]

@@ -63,6 +63,14 @@ def test_the_configuration_names_every_engine_of_the_stateful_set(tmp_path: Path
     assert [engine.url for engine in fleet(tmp_path).engines] == named
 
 
+def test_no_number_of_gateways_that_the_autoscaler_starts_overfills_an_engine(tmp_path: Path) -> None:
+    arguments = find("StatefulSet", "vllm")["spec"]["template"]["spec"]["containers"][0]["args"]
+    (slots,) = (int(each.partition("=")[2]) for each in arguments if each.startswith("--max-num-seqs="))
+    most = find("HorizontalPodAutoscaler")["spec"]["maxReplicas"]
+    for engine in fleet(tmp_path).engines:
+        assert (engine.in_flight or 0) * most == slots
+
+
 def test_the_grace_period_of_a_pod_covers_the_gateways_shutdown(tmp_path: Path) -> None:
     config = fleet(tmp_path)
     grace_s = find("Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]

@@ -17,6 +17,7 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.tasks import ResultCache, Task, Workers, content_key
+from lengthwise.version import install_line
 
 COMPUTED: list[int] = []
 
@@ -299,7 +300,7 @@ def test_studies_are_listed_without_torch() -> None:
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ran.returncode == 2, ran.stderr
     assert "torch is not installed" in " ".join(ran.stdout.split())
-    assert "left_out: torch is not installed; run: pip install 'lengthwise[train]'" in ran.stderr
+    assert f"left_out: torch is not installed; run: {install_line('train')}" in ran.stderr
 
 
 def test_an_unknown_name_is_exit_code_2_with_the_closest_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,13 +38,16 @@ class Ledger:
     """The headers of refusals."""
     _sent: int = 0
 
-    async def ask(self, *, stream: bool, tokens: int = 5, **fields: Any) -> str:
+    async def ask(
+        self, *, stream: bool, tokens: int = 5, headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> str:
         """Send a request and read its answer to the end; return its name."""
         self._sent += 1
         name = f"request-{next(_numbers)}"
         self.ends[name] = "lost"
         try:
-            async with self.http.post(self.url + PLAIN, json=body(name, tokens, stream=stream, **fields)) as response:
+            sent = body(name, tokens, stream=stream, **fields)
+            async with self.http.post(self.url + PLAIN, json=sent, headers=headers) as response:
                 self.statuses[response.status] += 1
                 self.retry_after += response.headers.getall("retry-after", [])
                 self.ends[name] = _end(response, await response.read())
@@ -70,7 +73,7 @@ class Ledger:
         assert self.count("lost") == 0, "a connection ended without an answer"
         names = [name for name in answered_by_engines if name in self.ends]
         assert len(names) == len(set(names)), "an engine answered a request twice"
-        until = time.monotonic() + 20.0
+        until = time.monotonic() + 60.0
         while (wrong := self._left(await read_metrics(self.http, self.url))) and time.monotonic() < until:
             await asyncio.sleep(0.02)
         assert not wrong, f"left behind: {wrong}"

@@ -83,7 +83,7 @@ class BrowserPage:
 
     async def press(self, key: str) -> None:
         text = {"Enter": "\r", "Space": " "}.get(key)
-        code = {"Enter": 13, "Space": 32, "Tab": 9, "Escape": 27}[key]
+        code = {"Enter": 13, "Space": 32, "Tab": 9, "Escape": 27, "ArrowRight": 39}[key]
         name = " " if key == "Space" else key
         common = {"key": name, "code": key, "windowsVirtualKeyCode": code}
         await self.send("Input.dispatchKeyEvent", type="keyDown", **common, **({} if text is None else {"text": text}))

@@ -48,8 +48,9 @@ def guess(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[Guess]:
     """Replace `fast` by a predictor that reads the number at the end of a prompt and can hang."""
     made = Guess()
 
-    def service(name: str, **_: Any) -> PredictionService:
-        return PredictionService(None if name == "none" else lambda: made, patience_s=PATIENCE_S, clock=clock)
+    def service(name: str, *, learning: bool = True, **_: Any) -> PredictionService:
+        load = None if name == "none" else lambda: made
+        return PredictionService(load, patience_s=PATIENCE_S, clock=clock, learning=learning)
 
     monkeypatch.setattr("lengthwise.gateway.app.prediction_service", service)
     yield made

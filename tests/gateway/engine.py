@@ -38,7 +38,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def wait_for(done: Callable[[], object], timeout_s: float = 10.0) -> None:
+def wait_for(done: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Return as soon as `done()` is true."""
     until = time.monotonic() + timeout_s
     while not done():
@@ -49,16 +49,23 @@ def wait_for(done: Callable[[], object], timeout_s: float = 10.0) -> None:
 @contextmanager
 def served(app: Any, port: int = 0) -> Iterator[str]:
     """Serve the application on a loopback port, in a thread, and yield its URL."""
+    options: dict[str, Any] = {"log_level": "critical", "ws": "none", "timeout_graceful_shutdown": 1}
+    with serving(uvicorn.Server(uvicorn.Config(app, **options)), port) as taken:
+        yield f"http://127.0.0.1:{taken}"
+
+
+@contextmanager
+def serving(server: uvicorn.Server, port: int = 0) -> Iterator[int]:
+    """Run a server on a loopback port, in a thread, and yield the port."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", port))
-    options: dict[str, Any] = {"log_level": "critical", "ws": "none", "timeout_graceful_shutdown": 1}
-    server = uvicorn.Server(uvicorn.Config(app, **options))
+    sock.listen(128)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     wait_for(lambda: server.started)
     try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        yield int(sock.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(10)
@@ -232,6 +239,7 @@ class RawEngine:
         self.reply = reply
         self._swallow = swallow
         self.swallowed: list[bytes] = []
+        self.answered: list[bytes] = []
         self.models: bytes | None = None  # the answer to /v1/models, if it differs
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
@@ -254,6 +262,7 @@ class RawEngine:
                 return
             with connection:
                 request = _request(connection)
+                self.answered.append(request)
                 connection.sendall(self._reply_to(request))
                 if self._swallow and request.startswith(b"POST"):
                     self.swallowed.append(_request(connection))

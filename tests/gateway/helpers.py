@@ -9,21 +9,47 @@ from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
+import uvicorn
 
 from lengthwise.gateway import GatewayConfig, create_app
-from tests.gateway.engine import served
+from lengthwise.gateway.server import LimitedServer, limits_of, tls_context
+from tests.gateway.engine import served, serving
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
+TOKEN = "a" * 32
+ADMIN = {"authorization": f"Bearer {TOKEN}"}
+"""Headers of a change by the admin API."""
 
 
 @contextmanager
 def gateway(*engines: str | dict[str, Any], **options: Any) -> Iterator[str]:
-    """Serve a gateway in front of these engines: short intervals, no predictor and no memory unless given."""
-    defaults = {"health_interval_s": 0.05, "hold_timeout_s": 5.0, "predictor": "none", "memory": "off"}
-    config = GatewayConfig.model_validate({"engines": engines, **defaults, **options})
-    with served(create_app(config)) as url:
+    """Serve a gateway in front of these engines: short intervals, no predictor, and nothing kept, unless given."""
+    with served(create_app(_config(engines, options))) as url:
         yield url
+
+
+@contextmanager
+def limited_gateway(*engines: str, **options: Any) -> Iterator[str]:
+    """Serve a gateway as `gateway` does, by the server of `lengthwise serve`, with its limits of connections."""
+    config = _config(engines, options)
+    app = create_app(config)
+    served_by = uvicorn.Config(app, ws="none", log_level="critical", access_log=False, timeout_graceful_shutdown=1)
+    served_by.load()
+    served_by.ssl = tls_context(config)
+    with serving(LimitedServer(served_by, app, 0.0, limits_of(config))) as port:
+        yield f"{'http' if served_by.ssl is None else 'https'}://127.0.0.1:{port}"
+
+
+def _config(engines: tuple[Any, ...], options: dict[str, Any]) -> GatewayConfig:
+    defaults = {
+        "health_interval_s": 0.05,
+        "hold_timeout_s": 5.0,
+        "predictor": "none",
+        "state": "off",
+        "admin_token": TOKEN,
+    }
+    return GatewayConfig.model_validate({"engines": engines, **defaults, **options})
 
 
 def body(name: str = "a", tokens: int = 3, **fields: Any) -> dict[str, Any]:
@@ -39,7 +65,7 @@ async def post(http: aiohttp.ClientSession, url: str, data: dict[str, Any]) -> t
         return response.status, await response.json()
 
 
-async def until(done: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
+async def until(done: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not await done():
         assert time.monotonic() < end, "the condition did not become true in time"

@@ -14,7 +14,7 @@ from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig
 from lengthwise.gateway.bodies import CompletionBody
 from tests.gateway.engine import StandIn, served
-from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until_true, until_waiting
+from tests.gateway.helpers import ADMIN, CHAT, PLAIN, body, gateway, metric, post, until_true, until_waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +53,7 @@ def gateway_url() -> Iterator[str]:
 async def test_a_bad_request_gets_an_error_that_names_the_parameter(
     http: aiohttp.ClientSession, gateway_url: str, method: str, path: str, data: Any, status: int, param: Any
 ) -> None:
-    async with http.request(method, gateway_url + path, data=data) as response:
+    async with http.request(method, gateway_url + path, data=data, headers=ADMIN) as response:
         assert response.status == status
         error = (await response.json())["error"]
         assert sorted(error) == ["code", "message", "param", "type"]

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from lengthwise.cli.model_options import validated
+from lengthwise.client.request_classes import ClassConfig
 from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig
 from lengthwise.gateway.config import EngineConfig, ModelConfig, TenantConfig, read_config
@@ -41,7 +42,7 @@ def test_sections_and_urls_may_be_mixed() -> None:
 
 
 def test_an_api_key_is_not_in_the_repr() -> None:
-    assert "secret" not in repr(config(engines=[{"url": ENGINE, "api_key": "secret"}]))
+    assert "hunter2" not in repr(config(engines=[{"url": ENGINE, "api_key": "hunter2"}]))
 
 
 def test_tenants_and_models_are_sections_by_name() -> None:
@@ -67,6 +68,9 @@ def test_the_default_tenant_may_declare_priority_and_length_unless_configured() 
         ({"engines": [{"url": ENGINE, "name": "gpu\n1"}]}, "is not a name"),
         ({"models": {"a": {"aliases": ["b"]}, "b": {}}}, "two models have the name or alias 'b'"),
         ({"tenants": {"": {}}}, "is not a name"),
+        ({"tenants": {"a": {"ttft_s": 0}}}, "greater than or equal to 0.001"),
+        ({"models": {"m": {"per_token_s": -1}}}, "greater than or equal to 0.001"),
+        ({"classes": {"chat": {"slo_s": float("nan")}}}, "finite number"),
     ],
 )
 def test_a_contradiction_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -107,6 +111,7 @@ def test_the_example_file_shows_every_field_of_its_sections(tmp_path: Path, monk
     shown = read(whole)
     assert EngineConfig.model_fields.keys() == shown.engines[0].model_fields_set
     assert TenantConfig.model_fields.keys() == shown.tenants["team-a"].model_fields_set
+    assert ClassConfig.model_fields.keys() == shown.classes["interactive"].model_fields_set
     assert all(ModelConfig.model_fields.keys() == model.model_fields_set for model in shown.models.values())
     assert shown.engines[0].api_key is not None
     assert shown.engines[0].api_key.get_secret_value() == "secret"
@@ -122,6 +127,12 @@ def test_overrides_replace_the_values_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            "engines: [http://a:1]\nclasses: {batch: {priority: 1}}\ntenants: {team-a: {request_class: bach}}",
+            "field 'request_class': tenant team-a has the class 'bach'; known are batch",
+        ),
+        ("engines: [http://a:1]\nclasses: {batch: {ttft_s: 0}}", "field 'classes.batch.ttft_s'"),
+        ("engines: [http://a:1]\ntenants: {a: {per_token_s: .nan}}", "field 'tenants.a.per_token_s'"),
         ("engines: [nonsense]", "fleet.yaml, field 'engines.0.url': 'nonsense' is not the URL of an engine"),
         ("engines: [{name: a}]", "fleet.yaml, field 'engines.0.url': is missing"),
         (

@@ -16,7 +16,7 @@ import pytest
 from lengthwise.gateway import GatewayConfig, create_app, dashboard
 from lengthwise.gateway.keys import add_key
 from tests.gateway.engine import StandIn, served
-from tests.gateway.helpers import PLAIN, body, gateway, hinted, metric, post, until, until_waiting
+from tests.gateway.helpers import ADMIN, PLAIN, body, gateway, hinted, metric, post, until, until_waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -110,7 +110,7 @@ async def test_requests_of_other_origins_are_refused(http: aiohttp.ClientSession
             ({"Origin": "null"}, 403),
             ({"Sec-Fetch-Site": "cross-site"}, 403),
         ):
-            async with http.put(f"{url}{BASE}/policy", json={"policy": "fcfs"}, headers=headers) as response:
+            async with http.put(f"{url}{BASE}/policy", json={"policy": "fcfs"}, headers=headers | ADMIN) as response:
                 assert response.status == status, headers
 
 
@@ -134,12 +134,58 @@ async def test_viewers_are_bounded_and_no_task_runs_without_them(
 
 
 async def test_a_stopping_gateway_ends_the_streams_of_its_viewers(http: aiohttp.ClientSession, engine_url: str) -> None:
-    app = create_app(GatewayConfig.model_validate({"engines": [engine_url], "predictor": "none", "memory": "off"}))
+    app = create_app(GatewayConfig.model_validate({"engines": [engine_url], "predictor": "none", "state": "off"}))
     with served(app) as url:
         async with watching(http, url) as events:
             await anext(events)
             app.state.draining = True
             assert [name async for name, _ in events] in ([], ["snapshot"])
+
+
+async def test_the_last_hour_under_another_policy_is_kept_up_to_date_while_a_page_is_open(
+    http: aiohttp.ClientSession, engine_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def simulated(question: bytes) -> tuple[list[bytes], bool]:
+        asked.append(json.loads(question.partition(b"\n")[0]))
+        answer = {"policy": "fcfs", "over": {"ttft_p50": [2.1, 2.0, 2.2]}}
+        return [json.dumps(line).encode() for line in ({"requests": 60}, answer)], True
+
+    monkeypatch.setattr(dashboard, "_simulated", simulated)
+    monkeypatch.setattr(dashboard, "_MIN_BESIDE", 50)
+    with gateway(engine_url, policy="sjf") as url:
+        await asyncio.gather(*(post(http, url, hinted(f"r{n}", 2)) for n in range(60)))
+        assert asked == [], "nothing is simulated without a viewer"
+        async with watching(http, url) as events:
+            async for name, data in events:
+                if name == "snapshot" and data["beside"] is not None:
+                    break
+            assert data["beside"] == {"now": {"requests": 60}, "policy": "fcfs", "over": {"ttft_p50": [2.1, 2.0, 2.2]}}
+            await anext(events)
+            await anext(events)
+    assert len(asked) == 1, "the next replay waits"
+    assert asked[0]["question"]["policies"] == ["fcfs"]
+
+
+async def test_an_open_request_is_explained_by_its_number(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.gate.clear()
+    with gateway(engine_url, in_flight=1) as url:
+        call = asyncio.create_task(post(http, url, hinted("first", 5)))
+        await until_waiting(http, url, 0)
+        async with watching(http, url) as events:
+            await anext(events)
+            _, snapshot = await anext(events)
+        number = snapshot["slots"][0][0]
+        async with http.get(f"{url}{BASE}/explain/number:{number}") as response:
+            (found,) = (await response.json())["requests"]
+        assert (found["state"], found["engine"]) == ("running", "engine-0")
+        async with http.get(f"{url}{BASE}/explain/number:999999") as response:
+            assert response.status == 404
+        engine.gate.set()
+        await call
 
 
 @pytest.mark.parametrize(
@@ -177,7 +223,7 @@ async def test_what_if_answers_in_ratios_from_the_recorded_traffic(
         assert found["now"]["requests"] == 60
         cases = [(answer["policy"], answer["engines"]) for answer in found["answers"]]
         assert cases == [("fcfs", 1), ("sjf", 1), ("fcfs", 2), ("sjf", 2)]
-        assert all(answer["words"].startswith("`") for answer in found["answers"])
+        assert all("what runs now" in answer["words"] for answer in found["answers"])
 
 
 async def test_a_what_if_simulation_that_takes_too_long_is_ended(

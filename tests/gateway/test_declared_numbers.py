@@ -16,7 +16,7 @@ from lengthwise.policies import Job, PolicyQueue, make_policy
 from lengthwise.routers import Decision, EngineId, Event
 from tests.conformance.outside_router import Alternate
 from tests.gateway.engine import StandIn, served
-from tests.gateway.helpers import PLAIN, body, gateway, hinted, metric, post, until_true, until_waiting
+from tests.gateway.helpers import ADMIN, PLAIN, body, gateway, hinted, metric, post, until_true, until_waiting
 from tests.gateway.test_order import hold
 from tests.policies.raising import CALLS
 
@@ -73,7 +73,7 @@ def test_one_huge_hint_does_not_remove_the_starvation_bound(limit: int | None) -
             served += 1
         return served
 
-    assert pops(1e6) <= 1.4 * pops(None)
+    assert pops(1e6) <= 1.5 * pops(None)
 
 
 @pytest.mark.parametrize("policy", ["tie", "hrrn", "classes(tie)"])
@@ -86,7 +86,7 @@ async def test_a_priority_beyond_32_bits_is_refused_and_holds_no_slot(
         async with http.post(url + PLAIN, json=body("huge", priority=sign * 10**400)) as response:
             assert response.status == 400
             assert (await response.json())["error"]["param"] == "priority"
-        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "sjf"}) as response:
+        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "sjf"}, headers=ADMIN) as response:
             assert response.status == 200
         engine.gate.set()
         assert {status for status, _ in await answers} == {200}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.client.client import EngineClient
+from lengthwise.client.kind import FoundEngine
 from lengthwise.client.scrape import EngineGauges, EngineMemory
 from lengthwise.gateway.engine_state import (
     Breaker,
@@ -80,6 +81,34 @@ def test_each_failed_trial_doubles_the_time_a_breaker_is_open_up_to_32_times(
         assert breaker.state == "open"
 
 
+def test_a_half_open_breaker_leaves_the_share_of_slots_that_recent_answers_succeeded() -> None:
+    busy, dead = engine(slots=8), engine(slots=8)
+    for one, failures in ((busy, 12), (dead, 100)):
+        one.breaker = Breaker(max_failures=5, open_s=1.0)
+        for _ in range(failures):
+            one.breaker.state = "closed"
+            one.breaker.on_failure(0.0)
+        assert one.breaker.on_healthy(1000.0)
+        assert one.breaker.state == "half_open"
+        while one.free:
+            one.add_job(job(str(one.in_flight)))
+    assert busy.in_flight >= 4, "36 refused requests leave three of them with at least 12 slots of 24"
+    assert dead.in_flight == 1
+    busy.breaker.on_answer()
+    assert busy.free
+
+
+@given(st.lists(st.booleans(), max_size=200))
+def test_the_share_of_answers_that_succeeded_leaves_every_engine_a_slot_and_none_more_than_it_has(
+    answers: list[bool],
+) -> None:
+    breaker = Breaker(max_failures=3)
+    for good in answers:
+        _ = breaker.on_answer() if good else breaker.on_failure(0.0)
+        breaker.state = "half_open"
+        assert 1 <= breaker.slots(8) <= 8
+
+
 def test_a_pause_ends_by_itself_and_leaves_the_breaker_closed() -> None:
     breaker = Breaker()
     breaker.pause(5.0)
@@ -127,7 +156,7 @@ def test_a_kind_that_was_found_is_asked_for_again_after_the_engine_was_down_and_
     assert found.is_asked(0.0)
     found.ask_again(30.0)
     assert (found.is_asked(29.9), found.is_asked(30.0)) == (False, True)
-    found.find("sglang", "SGLang")
+    found.find(FoundEngine("sglang"))
     for identity in (found, configured):
         assert not identity.is_asked(99.0)
         identity.doubt()
@@ -135,7 +164,39 @@ def test_a_kind_that_was_found_is_asked_for_again_after_the_engine_was_down_and_
     assert found.kind == "sglang"
 
 
-def test_free_slots_are_those_that_no_client_uses_and_one_while_the_breaker_is_half_open() -> None:
+def test_an_engine_that_preempts_has_slots_for_more_urgent_jobs() -> None:
+    one = engine(slots=2)
+    batch, urgent = job("batch"), job("urgent")
+    batch.priority, urgent.priority = 5, 1
+    one.add_job(batch)
+    one.add_job(job("as urgent"))
+    assert not one.has_slot_for(urgent)
+    one.identity.find(FoundEngine("lengthwise", policy="fair(classes(lengthwise))"))
+    assert one.has_slot_for(urgent)
+    assert not one.has_slot_for(batch)
+    one.add_job(urgent)
+    assert not one.has_slot_for(urgent)
+    one.leaving = True
+    assert not one.has_slot_for(job("most urgent"))
+    for policy in (None, "lengthwise", "bounded(tie)"):
+        one.identity.find(FoundEngine("lengthwise", policy=policy))
+        assert not one.identity.preempts_classes
+
+
+def test_less_urgent_jobs_do_not_take_the_memory_of_an_engine_that_preempts_them() -> None:
+    one = engine(slots=8)
+    one.identity.find(FoundEngine("lengthwise", policy="classes(lengthwise)"))
+    one.kv.report(EngineMemory(kv_tokens=100, block_size=16), ())
+    for number in range(4):
+        waiting = job(str(number))
+        waiting.priority = 5
+        one.add_job(waiting)
+    assert one.admits(job("urgent"), 0.9, 0.0)
+    one.identity.find(FoundEngine("lengthwise", policy="lengthwise"))
+    assert not one.admits(job("urgent"), 0.9, 0.0)
+
+
+def test_free_slots_are_those_that_no_client_uses_and_one_while_the_breaker_of_a_dead_engine_is_half_open() -> None:
     one = engine(slots=3)
     one.add_job(job("a"))
     free = [one.free]
@@ -145,6 +206,7 @@ def test_free_slots_are_those_that_no_client_uses_and_one_while_the_breaker_is_h
     assert free == [True, True, False, True, True]
     one.breaker = Breaker(max_failures=1, open_s=1.0)
     one.breaker.on_failure(0.0)
+    one.breaker.share = 0.1
     one.breaker.on_healthy(2.0)
     free = [one.free]
     one.remove_job(job("a"))

@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from tests.gateway.engine import StandIn, free_port, served
-from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until, until_true, until_waiting
+from tests.gateway.helpers import ADMIN, PLAIN, body, gateway, metric, post, until, until_true, until_waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -26,13 +27,51 @@ async def listed(http: aiohttp.ClientSession, url: str) -> dict[str, dict[str, A
 
 
 async def add(http: aiohttp.ClientSession, gateway_url: str, /, **engine: Any) -> tuple[int, dict[str, Any]]:
-    async with http.post(gateway_url + ENGINES, json=engine) as response:
+    async with http.post(gateway_url + ENGINES, json=engine, headers=ADMIN) as response:
         return response.status, await response.json()
 
 
 async def remove(http: aiohttp.ClientSession, url: str, name: str) -> int:
-    async with http.delete(f"{url}{ENGINES}/{name}") as response:
+    async with http.delete(f"{url}{ENGINES}/{name}", headers=ADMIN) as response:
         return response.status
+
+
+@pytest.mark.parametrize(
+    ("hosts", "url", "joins"),
+    [
+        ([], "http://127.0.0.1:1", True),
+        ([], "http://10.0.0.7:8000", False),
+        ([], "http://gpu-1:8000", False),
+        (["10.0.0.0/8"], "http://10.0.0.7:8000", True),
+        (["10.0.0.0/8"], "http://11.0.0.7:8000", False),
+        (["10.0.0.0/8"], "http://10.0.0.7.evil.example:8000", False),
+        (["gpu-1", "*.gpu.internal"], "http://gpu-1:8000", True),
+        (["gpu-1", "*.gpu.internal"], "http://A.gpu.internal", True),
+        (["gpu-1", "*.gpu.internal"], "http://gpu.internal", False),
+        (["gpu-1", "*.gpu.internal"], "http://evil-gpu.internal", False),
+        (["gpu-1"], "http://gpu-1@evil.example", False),
+        (["2001:db8::/32"], "http://[2001:db8::1]:8000", True),
+        (["gpu-1"], "simulated:llama-3-8b@a100", False),
+    ],
+)
+def test_engines_join_from_the_hosts_of_the_configuration_only(hosts: list[str], url: str, joins: bool) -> None:
+    config = GatewayConfig.model_validate({"engines": ["http://127.0.0.1:8000"], "engine_hosts": hosts})
+    assert config.may_join(EngineConfig(url=url)) == joins
+
+
+@pytest.mark.parametrize("host", ["10.0.0.0/33", "a b", "*", "*.*.x", "http://gpu-1", "-x", ""])
+def test_a_host_that_is_none_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="is not a host"):
+        GatewayConfig.model_validate({"engines": ["http://127.0.0.1:8000"], "engine_hosts": [host]})
+
+
+async def test_an_engine_of_another_host_does_not_join(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    with gateway(engine_url) as url:
+        status, answer = await add(http, url, url=engine_url.replace("127.0.0.1", "localhost"))
+        assert (status, answer["error"]["code"]) == (403, "host_not_allowed")
+        assert list(await listed(http, url)) == ["engine-0"]
 
 
 async def test_an_engine_that_joins_takes_waiting_requests(
@@ -78,6 +117,15 @@ async def test_an_engine_that_leaves_finishes_its_requests_and_gets_no_new_ones(
         await until(gone)
         assert (leaving.finished, leaving.aborted) == (1, 0)
         assert await metric(http, url, f'lengthwise_engine_up{{engine="{name}"}}') == 0
+
+
+@pytest.mark.parametrize("host", ["a" * 5000, "a..b", "a" * 64 + ".example"], ids=["long", "empty label", "long label"])
+async def test_an_engine_whose_host_is_no_name_is_refused_with_400(
+    http: aiohttp.ClientSession, engine_url: str, host: str
+) -> None:
+    with gateway(engine_url) as url:
+        status, answer = await add(http, url, url=f"http://{host}:8000")
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_engine", "url")
 
 
 async def test_requests_that_wait_for_the_last_engine_get_503_when_it_leaves(
@@ -136,10 +184,10 @@ async def test_an_invalid_engine_is_refused_with_the_reason(
         status, answer = await add(http, url, url=engine_url)
         assert status == 400
         assert "already" in answer["error"]["message"]
-        for wrong in ({"url": "ftp://x"}, {}, {"url": "http://h", "name": "engine-0"}):
+        for wrong in ({"url": "ftp://x"}, {}, {"url": "http://127.0.0.1:1", "name": "engine-0"}):
             assert (await add(http, url, **wrong))[0] == 400
         async with http.post(
-            url + ENGINES, json={"url": "http://h"}, headers={"x-forwarded-for": "1.2.3.4"}
+            url + ENGINES, json={"url": "http://h"}, headers={"x-forwarded-for": "1.2.3.4"} | ADMIN
         ) as refused:
             assert refused.status == 403
         assert await remove(http, url, "unknown") == 404

@@ -6,13 +6,16 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from yarl import URL
 
-from lengthwise.gateway.forwarding import BARE_PATHS
+from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.forwarding import FORWARDED
+from lengthwise.gateway.keys import add_key
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
 from tests.gateway.helpers import body, gateway, metric, post, until_true
 
@@ -36,22 +39,14 @@ async def send(
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v1/score",
-        "/v1/moderations",
-        "/v1/messages/count_tokens",
-        "/v1/new/path.2",
-        *BARE_PATHS,
-    ],
+    [*sorted(FORWARDED - {"/v1/audio/speech"}), "/v1/new/path.2", "/v2/rerank", "/v1/images/edits/more"],
 )
 async def test_a_path_reaches_an_engine_of_its_model_byte_for_byte(
     http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]], path: str
 ) -> None:
     engines, urls = fleet
     sent = b'{ "model":"b",  "input": ["h\\u00e9", 1.50] }'
-    with gateway(*urls) as url:
+    with gateway(*urls, extra_paths="/v1/new/path.2, /v2/rerank, /v1/images/*") as url:
         headers = {"x-request-id": "one", "content-type": "application/json; charset=utf-8"}
         status, _ = await send(http, url + path + "?q=1", data=sent, headers=headers)
         assert status == 200
@@ -130,6 +125,14 @@ async def test_a_request_without_a_model_is_forwarded_if_all_engines_serve_the_s
         "/collective_rpc",
         "/v1/load_lora_adapter",
         "/v1/chat/completions/batch",
+        "/v1/chat/completions/stored_1",
+        "/v1/conversations/conv_1",
+        "/v1/files",
+        "/v1/batches",
+        "/v1/images/generations",
+        "/v1/responses/resp_1/unknown",
+        "/v1/embeddings/more",
+        "/v2/rerank",
         "/v1/%6coad_lora_adapter",
         "/v1/unload_lora_adapter",
         "/v1/../sleep",
@@ -151,6 +154,39 @@ async def test_paths_that_administer_engines_are_not_forwarded(
         status, answer = await send(http, URL(url + path, encoded=True), json={"model": "stand-in"})
         assert (status, answer["error"]["code"]) == (404, "not_found")
     assert not engine.others
+
+
+@pytest.mark.parametrize("path", ["v1/x", "/v1/*/x", "/*", "/v1/../x", "/lengthwise/v1/*", "/v1/models/*", "/v1/x?"])
+def test_what_is_no_path_to_forward_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="is not a path to forward"):
+        GatewayConfig.model_validate({"engines": ["http://x"], "extra_paths": [path]})
+
+
+async def test_tenants_and_tokens_count_on_forwarded_paths(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.json"
+    headers = {"authorization": f"Bearer {add_key(file, 'a', {'tokens_per_minute': 1000})}"}
+    paths = ["/v1/rerank", "/v1/images/generations"]
+    with gateway(engine_url, keys=file, extra_paths=paths) as url:
+
+        async def ask(path: str, size: int) -> int:
+            sent = {"model": "stand-in", "input": "x" * size}
+            return (await send(http, url + path, json=sent, headers=headers))[0]
+
+        async def used() -> float:
+            return await metric(http, url, 'lengthwise_tenant_tokens_total{tenant="a"}')
+
+        for path in ("/v1/embeddings", *paths):
+            assert (await send(http, url + path, json={}))[0] == 401
+        assert await ask("/v1/embeddings", 30) == 200
+        assert await used() == 2, "as the engine reports"
+        assert [await ask(path, 900) for path in paths] == [200, 200]
+        assert 602 < await used() < 660, "by bytes / 3 where it does not"
+        assert await ask("/tokenize", 5000) == 200, "no LLM runs for it"
+        assert await ask("/v1/embeddings", 1500) == 429
+        assert await used() < 660
+    assert len(engine.others) == 4
 
 
 async def test_unsupported_methods_are_refused(http: aiohttp.ClientSession, engine: StandIn, engine_url: str) -> None:

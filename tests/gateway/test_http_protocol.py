@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from lengthwise.gateway.http_protocol import ConnectionLimits, LimitedProtocol
-from lengthwise.gateway.streaming import SEND_WHOLE
+from lengthwise.gateway.http_protocol import ConnectionLimits, LimitedProtocol, OpenConnections
+from lengthwise.gateway.streaming import CONNECTION
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +61,8 @@ class Loop:
 class Transport:
     def __init__(self) -> None:
         self.writes: list[bytes] = []
-        self.closed = False
+        self.closed = self.aborted = False
+        self.unread = 0
 
     def get_extra_info(self, _: str) -> None:
         return None
@@ -72,6 +75,14 @@ class Transport:
 
     def close(self) -> None:
         self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
 
     def pause_reading(self) -> None: ...
 
@@ -105,7 +116,7 @@ class Connection:
         self.received = scope["headers"]
         body = scope["path"].encode()
         headers = [*self._headers, (b"content-length", b"%d" % len(body))]
-        self.sent_whole.append(scope["extensions"][SEND_WHOLE](200, headers, body))
+        self.sent_whole.append(scope["extensions"][CONNECTION].send_whole(200, headers, body))
 
     async def receive(self, data: bytes, answers: int) -> None:
         self.protocol.data_received(data)
@@ -176,7 +187,7 @@ async def test_an_answer_is_not_sent_in_one_write_while_the_client_does_not_read
     connection = Connection()
     connection.gate.clear()
     connection.protocol.data_received(REQUEST % 0)
-    connection.protocol.flow.pause_writing()
+    connection.protocol.pause_writing()
     connection.gate.set()
     await connection.receive(b"", 1)
     assert connection.sent_whole == [False]
@@ -241,6 +252,32 @@ async def test_after_a_large_body_the_connection_is_read_on_so_that_its_end_is_n
     assert connection.sent_whole == [True, True]
 
 
+UPLOAD = b"POST /0 HTTP/1.1\r\nhost: g\r\ncontent-length: 100000000\r\n\r\n"
+
+
+async def test_an_upload_whose_request_is_answered_is_closed_however_fast_it_is() -> None:
+    connection = Connection()
+    await connection.receive(UPLOAD, 1)
+    for _ in range(8):
+        assert not connection.transport.is_closing()
+        connection.protocol.data_received(b"a" * (1 << 17))
+        connection.loop.advance(0.6)
+    connection.loop.advance(0.6)
+    assert connection.transport.is_closing()
+    assert len(connection.transport.writes) == 1, "the answer, and no other"
+
+
+async def test_after_the_rest_of_an_answered_upload_the_connection_is_used_on() -> None:
+    connection = Connection()
+    await connection.receive(UPLOAD.replace(b"100000000", b"200000") + b"a" * 100_000, 1)
+    connection.loop.advance(4)
+    await connection.receive(b"a" * 100_000, 1)
+    connection.loop.advance(8)
+    await connection.receive(REQUEST % 1, 2)
+    connection.loop.advance(30)
+    assert not connection.transport.is_closing()
+
+
 async def test_no_error_is_sent_inside_an_answer() -> None:
     connection = Connection()
     connection.gate.clear()
@@ -263,3 +300,49 @@ async def test_a_client_that_leaves_pipelined_requests_is_no_failure_of_the_appl
     connection.gate.set()
     await connection.run()
     assert not caplog.records
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 5)), max_size=60))
+def test_no_address_and_no_network_of_ipv6_has_more_connections_than_it_may(
+    steps: list[tuple[bool, int, int]],
+) -> None:
+    connections = OpenConnections(ConnectionLimits(max_connections=8, max_connections_per_address=3))
+    opened: list[tuple[int, str]] = []
+    for opens, network, host in steps:
+        if not opens and opened:
+            connections.remove(opened.pop()[1])
+            continue
+        address = f"10.0.0.{network}" if network < 2 else f"2001:db8:0:{network}::{host}"
+        of_network = sum(number == network for number, _ in opened)
+        refused = connections.add(address, 0.0)
+        assert (refused is None) == (len(opened) < 8 and of_network < 3)
+        if refused is None:
+            opened.append((network, address))
+
+
+def test_an_ipv4_client_of_an_ipv6_socket_counts_by_its_own_address() -> None:
+    connections = OpenConnections(ConnectionLimits(max_connections_per_address=1))
+    assert connections.add("::ffff:10.0.0.1", 0.0) is None
+    assert connections.add("::ffff:10.0.0.2", 0.0) is None
+    assert connections.add("::ffff:10.0.0.1", 0.0) is not None
+
+
+async def test_a_connection_that_closes_with_an_answer_that_nobody_reads_is_cut() -> None:
+    connection = Connection()
+    connection.transport.unread = 100
+    await connection.receive((REQUEST % 0).replace(b"host: g", b"connection: close"), 1)
+    assert connection.transport.is_closing()
+    connection.loop.advance(2 * LIMITS.header_timeout_s + 1.5 * LIMITS.write_timeout_s)
+    assert connection.transport.aborted
+
+
+async def test_a_client_that_lags_is_cut_unless_it_reads_on() -> None:
+    connection = Connection()
+    connection.transport.unread = 1000
+    connection.protocol.pause_writing()
+    for _ in range(8):
+        connection.transport.unread -= 10
+        connection.loop.advance(0.9 * LIMITS.write_timeout_s)
+        assert not connection.transport.aborted
+    connection.loop.advance(1.5 * LIMITS.write_timeout_s)
+    assert connection.transport.aborted

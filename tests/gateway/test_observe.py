@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 @contextmanager
 def observing(engine: str, log: Path, predictor: str = "none", **options: Any) -> Iterator[str]:
     options = {"predictor": predictor, "hold_timeout_s": 0.0, **options}
-    with gateway(engine, observe=True, learn=log, **options) as url:
+    with gateway(engine, observe=True, log=log, **options) as url:
         yield url
 
 
@@ -258,10 +258,10 @@ async def test_what_the_engine_reports_is_logged_when_it_changes(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "observe is given without learn"),
-        ({"learn": "x", "policy": "sjf"}, "policy is sjf and observe is on"),
-        ({"learn": "x", "in_flight": 4}, "in_flight is 4 and observe is on"),
-        ({"learn": "x", "engines": [{"url": "http://x", "in_flight": 4}]}, "an engine has in_flight and observe is on"),
+        ({}, "observe is given without log"),
+        ({"log": "x", "policy": "sjf"}, "policy is sjf and observe is on"),
+        ({"log": "x", "in_flight": 4}, "in_flight is 4 and observe is on"),
+        ({"log": "x", "engines": [{"url": "http://x", "in_flight": 4}]}, "an engine has in_flight and observe is on"),
     ],
 )
 def test_settings_that_hold_requests_are_refused(options: dict[str, Any], message: str) -> None:

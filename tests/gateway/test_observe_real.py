@@ -53,7 +53,7 @@ def run(stock_engine: EmbeddedEngine, tmp_path_factory: pytest.TempPathFactory) 
     """The answers, the report of the log, and the log."""
     log = tmp_path_factory.mktemp("observe") / "traffic"
     lengthwise = [sys.executable, "-m", "lengthwise"]
-    command = [*lengthwise, "serve", "--engine", stock_engine.url, "--port", "0", "--observe", "--learn", str(log)]
+    command = [*lengthwise, "serve", "--engine", stock_engine.url, "--port", "0", "--observe", "--log", str(log)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = None

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from tests.gateway.engine import StandIn, served
-from tests.gateway.helpers import body, gateway, hinted, metric, post, until_true, until_waiting
+from tests.gateway.helpers import ADMIN, body, gateway, hinted, metric, post, until_true, until_waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +73,7 @@ async def test_a_changed_policy_reorders_waiting_requests(
 ) -> None:
     with gateway(engine_url, policy="sjf", in_flight=1) as url:
         answers = await hold(http, url, engine, [hinted(name, tokens) for name, tokens in LENGTHS.items()])
-        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "fcfs"}) as response:
+        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "fcfs"}, headers=ADMIN) as response:
             assert await response.json() == {"policy": "fcfs"}
         engine.gate.set()
         await answers
@@ -86,7 +86,7 @@ async def test_a_changed_policy_reorders_waiting_requests(
 async def test_the_policy_can_be_changed_from_this_machine_only(http: aiohttp.ClientSession, engine_url: str) -> None:
     async def change(url: str, header: str) -> int:
         target = url + "/lengthwise/v1/policy"
-        async with http.post(target, json={"policy": "fcfs"}, headers={header: "x"}) as response:
+        async with http.post(target, json={"policy": "fcfs"}, headers={header: "x"} | ADMIN) as response:
             return response.status
 
     with gateway(engine_url) as url, gateway(engine_url, remote_control=True) as open_url:
@@ -103,7 +103,7 @@ async def test_two_hundred_requests_are_each_served_once_while_the_policy_change
         work = asyncio.gather(*calls)
         for served_before, policy in ((20, "fcfs"), (50, "sjf"), (80, "fcfs"), (110, "sjf")):
             await until_true(lambda n=served_before: sum(engine.finished for engine in engines) >= n)  # type: ignore[misc]
-            async with http.post(url + "/lengthwise/v1/policy", json={"policy": policy}) as response:
+            async with http.post(url + "/lengthwise/v1/policy", json={"policy": policy}, headers=ADMIN) as response:
                 assert response.status == 200
         answers = await work
         assert await metric(http, url, "lengthwise_requests_waiting") == 0

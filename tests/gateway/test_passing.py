@@ -96,18 +96,52 @@ async def test_a_hint_is_sent_to_the_engine_as_expected_tokens(
     assert engine.bodies[0]["nvext"] == {"agent_hints": {"osl": 40}}
 
 
-async def test_the_time_left_to_a_deadline_is_sent_to_the_engine(
-    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+LIMITS = {"slo_s": "x-lengthwise-slo-s", "ttft_s": "x-lengthwise-ttft-s", "per_token_s": "x-lengthwise-per-token-s"}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+async def test_what_is_left_of_a_limit_is_sent_to_the_engine(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, name: str
 ) -> None:
     with gateway({"url": engine_url, "kind": "lengthwise"}) as url:
-        for target in ("30", "1e9", "-1"):
-            await http.post(url + PLAIN, json=body("a"), headers={"x-lengthwise-slo-s": target})
-        refused = await http.post(url + PLAIN, json=body("a"), headers={"x-lengthwise-slo-s": "soon"})
-        assert refused.status == 400
-    sent = [received["vllm_xargs"]["slo_s"] for received in engine.bodies]
-    assert 20 < sent[0] <= 30
-    assert 86_000 < sent[1] <= 86_400
-    assert sent[2] == 0.001
+        for limit in ("30", "1e9", "1e-9"):
+            await http.post(url + PLAIN, json=body("a"), headers={LIMITS[name]: limit})
+        await http.post(url + PLAIN, json=body("a", vllm_xargs={name: 30, "other": "x"}))
+    sent = [received["vllm_xargs"] for received in engine.bodies]
+    assert 20 < sent[0][name] <= 30
+    assert 86_000 < sent[1][name] <= 86_400
+    assert sent[2][name] == 0.001
+    assert 20 < sent[3][name] <= 30
+    assert sent[3]["other"] == "x"
+
+
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("limit", ["0", "-1", "nan", "soon", ""])
+async def test_a_limit_that_is_no_number_above_0_is_refused(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, name: str, limit: str
+) -> None:
+    with gateway(engine_url) as url:
+        for sent, headers, param in (
+            (body("a"), {LIMITS[name]: limit}, LIMITS[name]),
+            (body("a", vllm_xargs={name: limit}), {}, f"vllm_xargs.{name}"),
+        ):
+            async with http.post(url + PLAIN, json=sent, headers=headers) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["param"] == param
+    assert engine.bodies == []
+
+
+async def test_limits_come_from_the_request_then_the_tenant_then_the_model(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    models = {"stand-in": {"slo_s": 300, "ttft_s": 30, "per_token_s": 3}}
+    tenants = {"default": {"ttft_s": 20, "per_token_s": 2}}
+    with gateway({"url": engine_url, "kind": "lengthwise"}, models=models, tenants=tenants) as url:
+        await http.post(url + PLAIN, json=body("a"), headers={"x-lengthwise-per-token-s": "1"})
+    left = engine.bodies[0]["vllm_xargs"]
+    assert 200 < left["slo_s"] <= 300
+    assert 10 < left["ttft_s"] <= 20
+    assert 0.5 < left["per_token_s"] <= 1
 
 
 async def test_nothing_is_added_for_an_engine_of_another_kind(

@@ -10,7 +10,7 @@ import pytest
 
 from lengthwise.policies import POLICIES
 from tests.gateway.engine import StandIn, served
-from tests.gateway.helpers import gateway, hinted, post
+from tests.gateway.helpers import ADMIN, gateway, hinted, post
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ async def test_every_request_is_served_once_while_the_policy_changes_through_all
             engine.gate.clear()
             bodies = [hinted(name, 1 + int(name) % 7) for name in names[6 * number : 6 * number + 6]]
             calls += [asyncio.create_task(post(http, url, waiting)) for waiting in bodies]
-            async with http.post(url + "/lengthwise/v1/policy", json={"policy": spec}) as response:
+            async with http.post(url + "/lengthwise/v1/policy", json={"policy": spec}, headers=ADMIN) as response:
                 assert await response.json() == {"policy": spec}
             reached = len(engine.names())
             engine.gate.set()
@@ -35,3 +35,10 @@ async def test_every_request_is_served_once_while_the_policy_changes_through_all
         answers = await asyncio.gather(*calls)
     assert {status for status, _ in answers} == {200}
     assert Counter(engine.names()) == Counter(names)
+
+
+async def test_the_admin_api_imports_no_code_by_a_policys_name(http: aiohttp.ClientSession, engine_url: str) -> None:
+    with gateway(engine_url) as url:
+        for spec in ("lengthwise.policies:Fcfs", "fair(lengthwise.policies:Fcfs)", "os:system"):
+            async with http.post(url + "/lengthwise/v1/policy", json={"policy": spec}, headers=ADMIN) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (400, "unknown_policy")

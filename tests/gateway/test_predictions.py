@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 from lengthwise.policies import Job, QueueView, make_policy
 from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.service import PredictionService
+from lengthwise.predictors.state_file import StateFile
 from tests.gateway.conftest import PATIENCE_S
 from tests.gateway.engine import StandIn, served
-from tests.gateway.helpers import CHAT, PLAIN, Clock, body, gateway, hinted, metric, post, until, until_true
+from tests.gateway.helpers import ADMIN, CHAT, PLAIN, Clock, body, gateway, hinted, metric, post, until, until_true
 from tests.gateway.test_order import hold
 from tests.predictors.guesses import Guess
 
@@ -31,6 +33,19 @@ async def events(http: aiohttp.ClientSession, url: str, **wanted: int) -> None:
         return all([await metric(http, url, line) == wanted[name] for name, line in lines.items()])
 
     await until(counted)
+
+
+TAUS = ("alone", "learned")
+
+
+async def learned_words(stream: aiohttp.ClientResponse) -> Any:
+    """Return what the next snapshot of the dashboard shows of learning."""
+    name = b""
+    async for line in stream.content:
+        name = line[7:].strip() if line.startswith(b"event: ") else name
+        if line.startswith(b"data: ") and name == b"snapshot":
+            return json.loads(line[6:])["learned"]
+    raise AssertionError("no snapshot")
 
 
 def asking(name: str, prompt: str, **fields: Any) -> dict[str, Any]:
@@ -223,12 +238,12 @@ async def test_the_usage_of_a_stream_is_requested_and_hidden_from_a_client_that_
         refused = await streamed(url, stream_options={"include_usage": False})
     with gateway(engine_url, predictor="fast", stream_usage=False) as url:
         off = await streamed(url)
-    with gateway(engine_url, predictor="none") as url:
+    with gateway(engine_url, predictor="none", learning=False) as url:
         none = await streamed(url)
     assert plain == refused == off == none
     assert asked.replace('data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n', "") == plain
     options = [sent.get("stream_options") for sent in engine.bodies]
-    assert options == [{"include_usage": True}, {"include_usage": True}, {"include_usage": False}, None, None]
+    assert options == [{"include_usage": True}] * 3 + [None, {"include_usage": True}]
 
 
 async def test_an_answer_whose_client_disconnects_is_observed_as_censored(
@@ -251,7 +266,7 @@ async def test_under_fcfs_nothing_is_predicted_until_the_policy_changes(
         await post(http, url, asking("a", "about 5"))
         await events(http, url, asked=0)
         assert guess.calls == 0
-        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "sjf"}) as response:
+        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "sjf"}, headers=ADMIN) as response:
             assert response.status == 200
         await post(http, url, asking("b", "about 5"))
         await events(http, url, answered=1)
@@ -330,14 +345,14 @@ async def test_prefix_memory_orders_by_the_lengths_of_the_same_prefix(http: aioh
     engine = StandIn(lengths={"blocker": 1, "chatty": 400, "terse": 3})
     with (
         served(engine.app()) as engine_url,
-        gateway(engine_url, policy="sjf", in_flight=1, memory="on") as url,
+        gateway(engine_url, policy="sjf", in_flight=1) as url,
     ):
         await learn(http, url)
         answers = await hold(http, url, engine, [asking("chatty", "chatty" * 200), asking("terse", "terse" * 200)])
         engine.gate.set()
         await answers
         async with http.get(url + "/health") as response:
-            assert (await response.json())["memory"] == "on"
+            assert (await response.json())["learning"] == "on"
     assert engine.names()[-2:] == ["terse", "chatty"]
 
 
@@ -350,7 +365,7 @@ async def test_prefix_memory_learns_from_prompts_of_token_ids(
     asked = [body(name, 500, prompt=ids) for name, ids in prompts.items()]
     with (
         served(engine.app()) as engine_url,
-        gateway(engine_url, policy="sjf", in_flight=1, memory="on") as url,
+        gateway(engine_url, policy="sjf", in_flight=1) as url,
     ):
         for sent in asked * 5:
             assert (await post(http, url, sent))[0] == 200
@@ -365,7 +380,7 @@ async def test_prefix_memory_learns_from_prompts_of_token_ids(
 async def test_engines_behind_one_gateway_share_its_prefix_memory(http: aiohttp.ClientSession) -> None:
     engines = [StandIn(lengths={"chatty": 400, "terse": 3}) for _ in range(2)]
     with served(engines[0].app()) as first, served(engines[1].app()) as second:
-        with gateway(first, second, router="round_robin", memory="on") as url:
+        with gateway(first, second, router="round_robin") as url:
             await learn(http, url)
             # Two tenants, and the blocks of 256 bytes of their prompts: 4 of 1,200 and 3 of 1,000.
             assert await metric(http, url, "lengthwise_prefix_memory_nodes") == 2 + 4 + 3
@@ -374,7 +389,7 @@ async def test_engines_behind_one_gateway_share_its_prefix_memory(http: aiohttp.
 
 async def test_a_template_is_named_by_header_or_metadata(http: aiohttp.ClientSession) -> None:
     engine = StandIn()
-    with served(engine.app()) as engine_url, gateway(engine_url, memory="on") as url:
+    with served(engine.app()) as engine_url, gateway(engine_url) as url:
         nodes = "lengthwise_prefix_memory_nodes"
         await post(http, url, body("a"))
         assert await metric(http, url, nodes) == 1  # the tenant
@@ -387,17 +402,44 @@ async def test_a_template_is_named_by_header_or_metadata(http: aiohttp.ClientSes
         assert await metric(http, url, nodes) == 2
 
 
+async def test_metrics_and_dashboard_show_what_learning_has_brought(
+    http: aiohttp.ClientSession, guess: Guess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lengthwise.gateway.dashboard._EVERY_S", 0.01)
+    engine = StandIn(lengths={f"r{n}": n for n in range(1, 7)})
+    with served(engine.app()) as engine_url, gateway(engine_url, policy="sjf", in_flight=1) as url:
+        async with http.get(url + "/lengthwise/v1/events") as stream:
+            assert (await learned_words(stream))["alone"] is None
+    with served(engine.app()) as engine_url, gateway(engine_url, policy="sjf", predictor="fast", in_flight=1) as url:
+        for n in range(1, 7):  # the predictor has the opposite order
+            engine.gate.clear()
+            answer = asyncio.create_task(post(http, url, asking(f"r{n}", f"about {100 - n}")))
+            await events(http, url, answered=n)
+            engine.gate.set()
+            assert (await answer)[0] == 200
+        assert await metric(http, url, "lengthwise_learned_answers_total") == 6
+        tau = {name: await metric(http, url, f'lengthwise_prediction_tau{{predictions="{name}"}}') for name in TAUS}
+        assert tau["alone"] == pytest.approx(-1.0)
+        assert -1.0 <= tau["learned"] <= 1.0
+        async with http.get(url + "/lengthwise/v1/events") as stream:
+            shown = await learned_words(stream)
+        assert shown == {"answers": 6, "recent": 6, "alone": -1.0, "learned": round(tau["learned"], 3)}
+    with served(engine.app()) as engine_url, gateway(engine_url, learning=False) as url:
+        async with http.get(url + "/lengthwise/v1/events") as stream:
+            assert await learned_words(stream) is None
+
+
+@pytest.mark.parametrize("observe", [False, True])
 async def test_a_predictor_of_another_package_learns_from_the_answers_and_its_state_is_kept(
-    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observe: bool
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'src'}")  # of the predictor's process
     engine = StandIn(lengths={"a": 3, "b": 13})
-    learner, memory = "tests.conformance.outside_predictor:LastLength", tmp_path / "memory.npz"
-    with (
-        served(engine.app()) as engine_url,
-        gateway(engine_url, predictor=learner, memory=str(memory)) as url,
-    ):
+    learner = "tests.conformance.outside_predictor:LastLength"
+    options = {"state": str(tmp_path), "observe": observe, "hold_timeout_s": 0.0, "log": tmp_path / "log"}
+    with served(engine.app()) as engine_url, gateway(engine_url, predictor=learner, **options) as url:
         for name in ("a", "b"):
             assert (await post(http, url, asking(name, name)))[0] == 200
         await events(http, url, learned=1, unlearned=1)
-    assert memory.with_suffix(".predictor").read_text().splitlines() == [learner, '{"a": 3}']
+    kept = StateFile(tmp_path / "gateway.state").read()
+    assert (kept.predictor, kept.parts["predictor"]) == (learner, b'{"a": 3}')

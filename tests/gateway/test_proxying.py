@@ -11,7 +11,7 @@ import pytest
 from yarl import URL
 
 from tests.gateway.engine import RawEngine, StandIn
-from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until_true, until_waiting
+from tests.gateway.helpers import ADMIN, PLAIN, TOKEN, body, gateway, metric, post, until_true, until_waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -119,7 +119,9 @@ async def test_the_policy_is_not_changed_through_a_proxy_or_under_a_foreign_host
     http: aiohttp.ClientSession, engine_url: str, headers: dict[str, str]
 ) -> None:
     with gateway(engine_url) as url:
-        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "fcfs"}, headers=headers) as response:
+        async with http.post(
+            url + "/lengthwise/v1/policy", json={"policy": "fcfs"}, headers=headers | ADMIN
+        ) as response:
             assert response.status in (400, 403)
         async with http.get(url + "/lengthwise/v1/policy") as response:
             assert await response.json() == {"policy": "lengthwise"}
@@ -129,8 +131,34 @@ async def test_the_policy_is_not_changed_through_a_proxy_or_under_a_foreign_host
 async def test_the_policy_is_changed_from_this_machine(http: aiohttp.ClientSession, engine_url: str, host: str) -> None:
     with gateway(engine_url) as url:
         changed = {"policy": "fcfs"}
-        async with http.post(url + "/lengthwise/v1/policy", json=changed, headers={"Host": host}) as response:
+        async with http.post(url + "/lengthwise/v1/policy", json=changed, headers={"Host": host} | ADMIN) as response:
             assert await response.json() == changed
+
+
+@pytest.mark.parametrize("remote_control", [False, True])
+async def test_without_keys_a_change_needs_the_admin_token_on_this_machine_too(
+    http: aiohttp.ClientSession, engine_url: str, remote_control: bool
+) -> None:
+    base = "/lengthwise/v1"
+    changes: list[tuple[str, str, dict[str, str] | None]] = [
+        ("PUT", "/policy", {"policy": "fcfs"}),
+        ("POST", "/policy", {"policy": "fcfs"}),
+        ("POST", "/engines", {"url": "http://127.0.0.1:1"}),
+        ("DELETE", "/engines/engine-0", None),
+    ]
+    with gateway(engine_url, remote_control=remote_control) as url:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {TOKEN}"}):
+            for method, path, sent in changes:
+                async with http.request(method, url + base + path, json=sent, headers=headers) as response:
+                    assert (response.status, (await response.json())["error"]["code"]) == (403, "no_admin_token")
+        for path in ("/policy", "/engines", "/queue"):
+            async with http.get(url + base + path) as response:
+                assert response.status == 200, "reading stays open to this machine"
+        async with http.put(url + base + "/policy", json={"policy": "fcfs"}, headers=ADMIN) as response:
+            assert response.status == 200
+    with gateway(engine_url, admin_token=None) as url:
+        async with http.put(url + base + "/policy", json={"policy": "fcfs"}, headers=ADMIN) as response:
+            assert response.status == 403, "without a token no change is possible"
 
 
 async def test_a_model_name_cannot_forge_a_line_of_the_log(

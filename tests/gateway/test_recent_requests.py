@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lengthwise.gateway.recent_requests import HOUR_S, SOURCES, RecentRequests, latency_series
 from lengthwise.gateway.types import Call
-from lengthwise.policies import Fcfs, Job
+from lengthwise.policies import Fcfs, Job, make_policy
 
 
 @dataclass
@@ -88,7 +88,7 @@ def test_names_beyond_the_limit_share_one_number() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 500), st.sampled_from("abc")), min_size=1, max_size=60))
-def test_latency_is_the_mean_and_p95_of_each_bucket_and_tenant(requests: list[tuple[float, int, str]]) -> None:
+def test_latency_is_the_mean_and_p99_of_each_bucket_and_tenant(requests: list[tuple[float, int, str]]) -> None:
     clock = Clocked()
     recent = RecentRequests(cast("Any", clock))
     expected: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
@@ -98,7 +98,39 @@ def test_latency_is_the_mean_and_p95_of_each_bucket_and_tenant(requests: list[tu
         expected[int(clock.now // 15.0), recent.tenants.number(tenant)].append(took)
     series = list(latency_series(recent.last(recent.added), 15.0))
     assert {(bucket, tenant): n for bucket, _, tenant, n, *_ in series} == {k: len(v) for k, v in expected.items()}
-    for bucket, _, tenant, _, ttft, _, e2e, e2e_p95, *_ in series:
+    for bucket, _, tenant, _, ttft, _, e2e, e2e_p99, *_ in series:
         assert ttft == pytest.approx(0.5)
         assert e2e == pytest.approx(np.mean(expected[bucket, tenant]), rel=1e-3, abs=1e-6)
-        assert e2e_p95 == pytest.approx(np.percentile(expected[bucket, tenant], 95), rel=1e-3, abs=1e-6)
+        assert e2e_p99 == pytest.approx(np.percentile(expected[bucket, tenant], 99), rel=1e-3, abs=1e-6)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.6, 100), st.sampled_from([None, 1.0, 20.0])), min_size=1, max_size=30),
+    st.sampled_from(["fcfs", "fair(ontime:ttft=0.4)", "ontime:ttft=0.5"]),
+)
+def test_requests_with_limits_are_counted_and_those_within_them(
+    requests: list[tuple[float, float | None]], policy: str
+) -> None:
+    clock = Clocked(policy=make_policy(policy))
+    recent = RecentRequests(cast("Any", clock))
+    for number, (took, slo_s) in enumerate(requests):
+        clock.now = 200.0
+        call = ended(number, 7, clock.now - took)
+        call.job.use_limits(slo_s=slo_s)
+        recent.add(call)
+    ((*_, limited, met),) = latency_series(recent.last(recent.added), 15.0)
+    within = [slo_s is None or took <= slo_s for took, slo_s in requests]
+    if policy == "fcfs":
+        given_any = [slo_s is not None for _, slo_s in requests]
+        assert (limited, met) == (sum(given_any), sum(a and b for a, b in zip(given_any, within, strict=True)))
+    else:  # the first token of all comes after 0.5 s
+        assert (limited, met) == (len(requests), 0 if "0.4" in policy else sum(within))
+
+
+def test_a_request_s_own_limit_comes_before_that_of_the_policy() -> None:
+    recent = RecentRequests(cast("Any", Clocked(policy=make_policy("ontime:ttft=0.4"))))
+    call = ended(0, 7, 0.0)
+    call.job.use_limits(ttft_s=0.6)
+    recent.add(call)
+    ((*_, limited, met),) = latency_series(recent.last(recent.added), 15.0)
+    assert (limited, met) == (1, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import aiohttp
 import pytest
 
 from lengthwise.gateway import GatewayConfig
-from lengthwise.predictors.calibration import Adjustment
-from lengthwise.predictors.corrections import Corrections, to_part
-from lengthwise.predictors.model_file import CORRECTIONS, read_model_file, write_model_file
+from lengthwise.predictors import PredictionInput, load_predictor
+from lengthwise.predictors.learner import Learner
+from lengthwise.predictors.model_file import LEARNED, read_model_file, write_model_file
 from lengthwise.predictors.resolve import packaged_predictors, predictor_label
 from tests.gateway.helpers import body, gateway, post, until
 
@@ -23,9 +24,12 @@ pytestmark = pytest.mark.anyio
 def write_file(path: Path, shift: float) -> Path:
     """Write `fast` with another median for one model."""
     file = read_model_file(packaged_predictors()["fast"])
-    corrections: Corrections = {("stand-in", None): Adjustment(shift, 1.0, 20)}
+    learner = Learner(load_predictor("fast"))
+    for number in range(100):
+        request = PredictionInput(f"Why is the sky blue? {number}", "stand-in")
+        learner.observe(request, round(math.exp(float(learner.alone([request]).mu[0]) + shift)))
     card = {key: value for key, value in file.card.items() if key != "format"}
-    write_model_file(path, card, {**file.parts, CORRECTIONS: to_part(corrections)})
+    write_model_file(path, card, {**file.parts, LEARNED: learner.learned({"stand-in"})})
     return path
 
 
@@ -100,9 +104,11 @@ async def test_an_invalid_file_changes_nothing_and_is_reported_until_a_valid_one
 async def test_a_model_file_that_appears_in_the_traffic_log_replaces_the_packaged_predictor(
     engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    with gateway(engine_url, predictor="fast", learn=tmp_path, watch=True) as url:
+    with gateway(engine_url, predictor="fast", log=tmp_path, watch=True) as url:
         assert (await health(http, url))["predictor_version"] == predictor_label("fast")
+        assert (await health(http, url))["predictor"] == "fast"
         await until_version(http, url, write_file(tmp_path / "predictor.lw", 0.5))
+        assert (await health(http, url))["predictor"] == str(tmp_path / "predictor.lw")
 
 
 def test_watch_without_a_file_is_refused() -> None:

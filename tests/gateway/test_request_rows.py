@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -36,16 +37,17 @@ async def test_a_row_has_length_predictions_and_times(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, folder: Path
 ) -> None:
     engine.lengths = {"short": 5}
-    with gateway({"url": engine_url, "name": "gpu-1"}, learn=folder, predictor="fast", memory="on") as url:
+    with gateway({"url": engine_url, "name": "gpu-1"}, log=folder, predictor="fast") as url:
         for name in ("short", "cut"):
             sent = body(name, 9, prompt="Name three colours.", model="stand-in")
             async with http.post(url + "/v1/completions", json=sent, headers={"x-request-id": name}) as response:
                 assert response.status == 200
             await asyncio.sleep(0)
         await until_predicted(http, url, 2)
-        sent = body("short", 9, prompt="Name three colours.")
+        sent = body("short", 9, prompt="Name three colours.", reasoning_effort="low")
         assert (await post(http, url, sent))[0] == 200
     short, cut, again = rows(folder)
+    assert (short.thinking, again.thinking) == (None, "low")
     assert (short.request_id, short.tenant, short.llm, short.engine) == ("short", "default", "stand-in", "gpu-1")
     assert (short.output_tokens, short.censored, short.finish_reason, short.max_tokens) == (5, False, "stop", 9)
     assert (cut.output_tokens, cut.censored, cut.finish_reason) == (9, True, "length")
@@ -61,8 +63,9 @@ async def test_a_row_has_length_predictions_and_times(
 
 
 async def until_predicted(http: aiohttp.ClientSession, url: str, n: int) -> None:
-    line = 'lengthwise_predictor_events_total{event="answered"}'
-    while await metric(http, url, line) < n:
+    counter = 'lengthwise_predictor_events_total{{event="{}"}}'
+    while await metric(http, url, counter.format("answered")) < n:
+        assert not await metric(http, url, counter.format("failed"))
         await asyncio.sleep(0.01)
 
 
@@ -80,7 +83,7 @@ async def test_prompts_and_keys_are_not_in_the_folder_unless_prompts_are_kept(
     headers = {"authorization": f"Bearer {key}", "x-session-id": "hidden-session"}
     for keep in (False, True):
         folder = tmp_path / f"learn-{keep}"
-        with gateway(engine_url, learn=folder, keep_prompts=keep, keys=keys) as url:
+        with gateway(engine_url, log=folder, keep_prompts=keep, keys=keys) as url:
             async with http.post(url + CHAT, json=chat, headers=headers) as response:
                 assert response.status == 200
         everything = b"".join(path.read_bytes() for path in folder.iterdir())
@@ -93,12 +96,24 @@ async def test_prompts_and_keys_are_not_in_the_folder_unless_prompts_are_kept(
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
+@pytest.mark.parametrize("sent", [{"messages": [1]}, {"messages": [{"content": 3}], "tools": 5}])
+async def test_a_body_that_no_predictor_can_read_has_a_row_without_its_text(
+    engine_url: str, http: aiohttp.ClientSession, folder: Path, sent: dict[str, Any]
+) -> None:
+    with gateway(engine_url, log=folder, keep_prompts=True, predictor="fast") as url:
+        async with http.post(url + CHAT, json={"model": "stand-in", **sent}) as response:
+            assert response.status == 200
+        assert await metric(http, url, f'lengthwise_requests_total{{endpoint="{CHAT}",outcome="ok"}}') == 1
+    (row,) = rows(folder)
+    assert (row.outcome, row.text) == ("ok", None)
+
+
 async def test_equal_prompts_have_equal_hashes_within_one_folder_only(
     engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     found = []
     for name in ("a", "b"):
-        with gateway(engine_url, learn=tmp_path / name) as url:
+        with gateway(engine_url, log=tmp_path / name) as url:
             for _ in range(2):
                 await post(http, url, body(prompt="the same words " * 100))
         first, second = rows(tmp_path / name)
@@ -112,7 +127,7 @@ async def test_equal_prompts_have_equal_hashes_within_one_folder_only(
 async def test_cancelled_and_failed_requests_have_rows_without_a_length(
     engine: StandIn, engine_url: str, http: aiohttp.ClientSession, folder: Path
 ) -> None:
-    with gateway(engine_url, learn=folder, retries=0) as url:
+    with gateway(engine_url, log=folder, retries=0) as url:
         engine.mode = "error"
         assert (await post(http, url, body()))[0] == 500
         engine.mode = "ok"
@@ -127,7 +142,7 @@ async def test_cancelled_and_failed_requests_have_rows_without_a_length(
 
 
 def test_kept_prompts_without_a_folder_are_an_error() -> None:
-    with pytest.raises(ValueError, match="keep_prompts is given without learn"):
+    with pytest.raises(ValueError, match="keep_prompts is given without log"):
         GatewayConfig.model_validate({"engines": ["http://x"], "keep_prompts": True})
 
 

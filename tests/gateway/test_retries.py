@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lengthwise.client.client import EngineClient
 from lengthwise.gateway.retries import Retries, retry_after_s
 from tests.gateway.engine import Mode, RawEngine, StandIn, served
 from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until_true, until_waiting
@@ -26,7 +27,9 @@ class Time:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["request", "failure"]), st.floats(0, 2)), max_size=300))
-def test_retries_never_exceed_their_share_of_requests_and_the_floor(events: list[tuple[str, float]]) -> None:
+def test_retries_of_an_engine_never_exceed_their_share_of_requests_and_the_floor(
+    events: list[tuple[str, float]],
+) -> None:
     clock = Time()
     retries = Retries(most=2, share=0.1, clock=clock)
     requests = made = 0
@@ -38,6 +41,11 @@ def test_retries_never_exceed_their_share_of_requests_and_the_floor(events: list
         else:
             made += retries.wait_s(0) is not None
         assert made <= 10 + 0.1 * requests + 3 * clock.now + 1e-6
+
+
+def test_all_that_run_on_an_engine_may_move_when_it_fails() -> None:
+    retries = Retries(most=2, share=0.0, first=64, clock=Time())
+    assert [retries.wait_s(0) is not None for _ in range(65)] == [True] * 64 + [False]
 
 
 def test_waits_grow_exponentially_with_jitter() -> None:
@@ -99,6 +107,91 @@ async def test_a_request_lost_before_the_first_byte_is_sent_to_another_engine(
             "one lost request does not mark an engine as down"
         )
     assert sorted(engine.names()) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_that_an_engine_fails_is_sent_to_another_once(
+    http: aiohttp.ClientSession, stream: bool
+) -> None:
+    bad, good = StandIn(mode="error"), StandIn()
+    with served(bad.app()) as one, served(good.app()) as two, gateway(one, two, router="round_robin") as url:
+        for n in range(12):
+            async with http.post(url + PLAIN, json=body(str(n), stream=stream)) as response:
+                assert response.status == 200
+        assert await metric(http, url, 'lengthwise_retries_total{reason="failed"}') == len(bad.bodies) > 0
+        good.mode = "error"
+        assert (await post(http, url, body("twice")))[0] == 500
+    assert sorted(good.names()) == sorted([*map(str, range(12)), "twice"])
+
+
+@pytest.mark.anyio
+async def test_a_request_that_fails_on_two_engines_opens_the_breaker_of_neither(http: aiohttp.ClientSession) -> None:
+    engines = [StandIn(mode="error"), StandIn(mode="error")]
+    with (
+        served(engines[0].app()) as one,
+        served(engines[1].app()) as two,
+        gateway(one, two, router="round_robin", breaker_failures=4, breaker_s=600.0) as url,
+    ):
+        for _ in range(4):
+            assert (await post(http, url, body()))[0] == 500
+        assert sum(len(engine.bodies) for engine in engines) == 8
+        opened = [await metric(http, url, f'lengthwise_engine_breaker_open{{engine="engine-{n}"}}') for n in (0, 1)]
+    assert opened == [0, 0], "four failures, of which each engine counts those that it was the first to see"
+
+
+ONCE = [
+    ("/v1/chat/completions", {"messages": [], "store": True}, {}),
+    ("/v1/responses", {"input": "x", "store": True}, {}),
+    ("/v1/responses", {"input": "x", "background": True}, {}),
+    (PLAIN, {"prompt": "x"}, {"resend": False}),
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("path", "fields", "options"), ONCE)
+async def test_a_request_that_may_be_executed_once_only_is_not_sent_again(
+    http: aiohttp.ClientSession, path: str, fields: dict[str, object], options: dict[str, bool]
+) -> None:
+    bad, good = StandIn(mode="error"), StandIn()
+    statuses = []
+    with (
+        served(bad.app()) as one,
+        served(good.app()) as two,
+        gateway(one, two, router="round_robin", breaker_failures=99, **options) as url,
+    ):
+        for _ in range(4):
+            async with http.post(url + path, json={"model": "stand-in", **fields}) as response:
+                statuses.append(response.status)
+    assert sorted(set(statuses)) == [200, 500]
+    assert len(bad.bodies) + len(good.bodies) == 4
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("resend", [True, False])
+async def test_a_request_that_engines_lose_is_executed_at_most_twice(http: aiohttp.ClientSession, resend: bool) -> None:
+    with (
+        RawEngine(b"") as one,
+        RawEngine(b"") as two,
+        gateway(one.url, two.url, router="round_robin", health_interval_s=600.0, resend=resend) as url,
+    ):
+        assert (await post(http, url, body("lost")))[0] == 502
+        received = [request for engine in (one, two) for request in engine.answered if b'"lost"' in request]
+    assert len(received) == 1 + resend
+
+
+@pytest.mark.anyio
+async def test_an_answer_says_whether_its_request_was_sent_twice() -> None:
+    answer = b'{"choices": []}'
+    reply = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer)
+    with RawEngine(reply + answer, swallow=True) as engine:
+        async with EngineClient(engine.url) as client:
+            resent = []
+            for _ in range(2):  # the second one is lost on the connection of the first, which the engine closes
+                async with await client.forward("POST", PLAIN, b"{}", []) as received:
+                    resent.append(received.resent)
+                    await received.read()
+    assert resent == [False, True]
 
 
 @pytest.mark.anyio

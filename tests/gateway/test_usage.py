@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.bodies import MessagesBody, ResponsesBody, parse
+from lengthwise.gateway.bodies import ChatBody, CompletionBody, MessagesBody, ResponsesBody, parse
 from lengthwise.gateway.streaming import AnswerMeter
 from lengthwise.gateway.usage import MessagesMeter, ResponsesMeter
 from tests.gateway.formats import named, stream_events, whole_answer
@@ -170,3 +170,20 @@ def test_a_body_of_messages_is_rendered_as_a_conversation(fields: dict[str, Any]
     body = parse(MessagesBody, json.dumps({"model": "m", "max_tokens": 9, **fields}).encode())
     assert body.prediction_input().text == text
     assert body.limit == 9
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "switch"),
+    [
+        (ChatBody, {"messages": [], "reasoning_effort": "low"}, "low"),
+        (ChatBody, {"messages": [], "chat_template_kwargs": {"enable_thinking": False}}, "off"),
+        (ResponsesBody, {"input": "hi", "reasoning": {"effort": "high"}}, "high"),
+        (MessagesBody, {"messages": [], "thinking": {"type": "enabled", "budget_tokens": 9}}, "on"),
+        (ChatBody, {"messages": [{"role": "user", "content": "Why? /no_think"}]}, "off"),
+        (ChatBody, {"messages": [], "reasoning_effort": {"odd": 1}, "thinking": 3}, None),
+    ],
+)
+def test_the_switch_for_reasoning_is_part_of_the_prediction_input(
+    kind: type[CompletionBody], fields: dict[str, Any], switch: str | None
+) -> None:
+    assert parse(kind, json.dumps({"model": "m", **fields}).encode()).prediction_input().switch == switch

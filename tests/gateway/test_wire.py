@@ -13,6 +13,7 @@ import pytest
 from tests.cli.test_serve import serving
 from tests.gateway.accounting import ledger
 from tests.gateway.engine import StandIn, served
+from tests.gateway.helpers import ADMIN, TOKEN
 
 BODY: dict[str, Any] = {"model": "stand-in", "prompt": "x", "max_tokens": 3}
 CHAT: dict[str, Any] = {"model": "stand-in", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
@@ -22,7 +23,10 @@ JSON = json.dumps(BODY).encode()
 @pytest.fixture(scope="module")
 def gateway_url() -> Iterator[str]:
     engine = StandIn()
-    with served(engine.app()) as engine_url, serving("--engine", engine_url, "--predictor", "fast") as (_, url):
+    with (
+        served(engine.app()) as engine_url,
+        serving("--engine", engine_url, "--predictor", "fast", "--admin-token", TOKEN) as (_, url),
+    ):
         yield url
 
 
@@ -176,7 +180,7 @@ def bodies() -> Iterator[tuple[bytes, bytes]]:
 async def test_no_value_in_a_body_makes_the_gateway_fail_or_leak(gateway_url: str) -> None:
     async with ledger(gateway_url) as book, aiohttp.ClientSession(gateway_url) as http:
         for path, raw in bodies():
-            async with http.post(path.decode(), data=raw) as response:
+            async with http.post(path.decode(), data=raw, headers=ADMIN) as response:
                 answer = await response.read()
                 assert response.status in (200, 400, 404, 413), (
                     f"{path!r} {raw[:200]!r}: {response.status} {answer[:200]!r}"

@@ -56,6 +56,10 @@ class Raising(BasePolicy):
 
     def keys(self, jobs: JobColumns, queue: QueueView, now: float) -> NDArray[np.float64]:
         self.count("keys")
+        try:
+            self.count("nan")
+        except ZeroDivisionError:
+            return np.full(len(jobs), np.nan)
         return super().keys(jobs, queue, now)
 
     def level(self, queue: QueueView) -> int:

@@ -41,6 +41,12 @@ def test_sjf_and_ltr_order_by_the_median_and_sept_by_the_mean() -> None:
     assert not prefers("sept", heavy, longer)
 
 
+def test_lept_runs_the_longest_expected_first_and_evicts_the_last_admitted() -> None:
+    certain, heavy = Job("certain", 0.0, prediction=CERTAIN), Job("heavy", 1.0, prediction=HEAVY)
+    assert prefers("lept", heavy, certain)
+    assert choose_victim(make_policy("lept"), [heavy, certain], None, 0.0) is certain
+
+
 def test_a_point_estimate_is_cut_at_max_tokens() -> None:
     cut = Job("cut", 0.0, prediction=Point(4000), max_tokens=100)
     assert prefers("sjf", cut, Job("b", 0.0, prediction=Point(150)))

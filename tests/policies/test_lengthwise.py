@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -14,14 +15,15 @@ from lengthwise.policies import Job, PolicyQueue, make_policy
 from lengthwise.policies.lengthwise import (
     FAST_ROUND,
     FAST_WORK_FRACTION,
+    MAX_CREDIT_JOBS,
+    MAX_LLMS,
     SHORT_JOB_FRACTION,
+    TOKENS_PER_ROUND,
     Lanes,
-    _bin,
     is_short,
 )
 
 LENGTHS = st.lists(st.integers(1, 8000), min_size=1, max_size=200)
-GRAIN = 16
 
 
 def rounds_of(lengths: list[int], slots: int = 4) -> list[int]:
@@ -33,25 +35,106 @@ def job(number: int | str, length: int) -> Job:
     return Job(str(number), 0.0, prediction=Point(length, 10_000))
 
 
-@given(LENGTHS)
-def test_the_work_of_the_fast_lane_is_at_most_its_share_plus_saved_credit(lengths: list[int]) -> None:
-    rounds = rounds_of(lengths)
-    for first in range(len(lengths)):
-        # Of all arrivals from some time on; the credit saved until then is at most six mean jobs, here of the longest.
-        fast = sum(length for length, turn in zip(lengths[first:], rounds[first:], strict=True) if turn == FAST_ROUND)
-        assert fast <= FAST_WORK_FRACTION * sum(lengths[first:]) + 6 * max(lengths) + 1e-6
+@dataclass(eq=False)
+class Served:
+    """A job in a queue of `lengthwise` in front of slots that generate one token a tick each."""
+
+    job: Job
+    tokens: int
+    arrived: int
+    credit_then: float
+    """The credit once it has arrived."""
+    admitted: int = -1
+    ended: int = -1
+
+    def account(self, tick: int) -> float:
+        """Return its true length if it has ended by a tick, else its work."""
+        return self.tokens if 0 <= self.ended <= tick else self.job.counted
 
 
-@given(LENGTHS, st.integers(1, 64))
-def test_in_the_ordinary_lane_only_work_of_the_same_round_overtakes(lengths: list[int], slots: int) -> None:
-    rounds = rounds_of(lengths, slots)
-    clock = [sum(lengths[: n + 1]) / slots for n in range(len(lengths))]
-    for n, turn in enumerate(rounds):
-        if turn == FAST_ROUND:
+def lanes_of(one: Job) -> Lanes:
+    assert isinstance(one.rounds, Lanes)
+    return one.rounds
+
+
+@dataclass
+class Engine:
+    """Serves requests of (ticks since the last one, predicted tokens, true tokens)."""
+
+    slots: int
+    served: list[Served] = field(default_factory=list)
+    order: list[Served] = field(default_factory=list)
+    """As admitted."""
+
+    def serve(self, requests: list[tuple[int, int, int]]) -> None:
+        queue, tick, due = PolicyQueue(make_policy("lengthwise"), slots=self.slots), 0, 0
+        running: list[Served] = []
+        pending = list(enumerate(requests))
+        while pending or running or len(queue):
+            while pending and due + pending[0][1][0] <= tick:
+                number, (gap, predicted, tokens) = pending.pop(0)
+                due += gap
+                one = job(number, predicted)
+                queue.push(one, float(tick))
+                self.served.append(Served(one, tokens, tick, lanes_of(one).credit))
+            while len(running) < self.slots and (taken := queue.pop(float(tick))) is not None:
+                each = self.served[int(taken.id)]
+                each.admitted = tick
+                running.append(each)
+                self.order.append(each)
+            tick += 1
+            for each in [each for each in running if tick - each.admitted >= each.tokens]:
+                running.remove(each)
+                each.ended, each.job.generated = tick, each.tokens
+                queue.finished(each.job)
+
+
+@st.composite
+def backlogs(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Requests of a few lengths that arrive faster than they are served, so that the fast lane uses up its credit."""
+    kinds = draw(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(10, 60), st.integers(10, 60)), min_size=2, max_size=4)
+    )
+    exact = draw(st.booleans())
+    drawn = draw(st.lists(st.sampled_from(kinds), min_size=60, max_size=120))
+    return [(gap, tokens if exact else predicted, tokens) for gap, predicted, tokens in drawn]
+
+
+ANY_REQUESTS = st.tuples(st.integers(0, 12), st.integers(1, 60), st.integers(1, 60))
+REQUESTS = st.one_of(st.lists(ANY_REQUESTS, min_size=1, max_size=120), backlogs())
+
+
+@given(REQUESTS, st.integers(1, 4))
+def test_whatever_the_predictions_later_jobs_overtake_with_a_quarter_of_the_work_and_two_constants(
+    requests: list[tuple[int, int, int]], slots: int
+) -> None:
+    """The bound of the docstring."""
+    engine = Engine(slots)
+    engine.serve(requests)
+    for place, one in enumerate(engine.order):
+        if one.job.round_number == FAST_ROUND:
             continue
-        for later in range(n + 1, len(lengths)):
-            if FAST_ROUND < rounds[later] < turn:
-                assert clock[later] - clock[n] <= GRAIN
+        later = [each for each in engine.served if int(each.job.id) > int(one.job.id)]
+        arriving = sum(each.job.counted for each in later if each.arrived <= one.admitted)
+        before = [each for each in engine.order[:place] if each in later]
+        fast = [each for each in before if each.job.round_number == FAST_ROUND]
+        last = max((each.arrived for each in fast), default=0)
+        overtaking = sum(each.account(last) for each in fast)
+        earlier = [each for each in engine.served if int(each.job.id) < int(one.job.id) and each.job.price > 0.0]
+        given_back = sum(
+            max(0.0, each.job.counted - each.tokens) for each in earlier if one.arrived <= each.ended <= last
+        )
+        assert overtaking <= FAST_WORK_FRACTION * arriving + max(0.0, one.credit_then) + given_back + 1e-6
+        in_round = sum(each.job.counted for each in before if each not in fast)
+        assert in_round <= TOKENS_PER_ROUND * slots + 1e-6
+
+
+@given(REQUESTS)
+def test_the_credit_is_at_most_twenty_mean_jobs(requests: list[tuple[int, int, int]]) -> None:
+    engine = Engine(2)
+    engine.serve(requests)
+    most = max(each.job.counted for each in engine.served)
+    assert all(each.credit_then <= MAX_CREDIT_JOBS * most + 1e-6 for each in engine.served)
 
 
 @given(st.integers(1, 5000), st.integers(1, 100))
@@ -83,28 +166,84 @@ def test_a_short_job_passes_all_waiting_jobs() -> None:
     assert first.id == "1000"
 
 
-def test_the_shortest_third_of_the_jobs_takes_the_fast_lane() -> None:
+def test_the_shortest_jobs_take_the_fast_lane() -> None:
     lanes = Lanes(lambda: 4)
     for number in range(3000):
         lanes.enter(job(number, 20 + number * 7 % 600))
-    fast = [length for length in range(20, 620) if is_short(lanes, length, _bin(length))]
+    fast = [length for length in range(20, 620) if is_short(lanes, length)]
     assert fast == list(range(20, 20 + len(fast)))
     assert len(fast) / 600 == pytest.approx(SHORT_JOB_FRACTION, abs=0.04)
 
 
-def test_short_jobs_that_outlive_their_predictions_are_charged_to_the_fast_lane() -> None:
-    exact, too_short = (Lanes(lambda: 4) for _ in range(2))
-    for number in range(2000):
+def finish(lanes: Lanes, predicted: int, tokens: int, *, llm: str | None = None) -> int:
+    """Let a job arrive and finish; return its round."""
+    done = Job("done", 0.0, prediction=Point(predicted, 10_000), llm=llm)
+    turn = lanes.enter(done)
+    done.generated = tokens
+    lanes.finished(done)
+    return turn
+
+
+def test_jobs_that_claim_to_be_short_and_are_not_lose_the_fast_lane() -> None:
+    lanes = Lanes(lambda: 4)
+    rng = np.random.default_rng(0)
+    turns = []
+    for number in range(1000):
+        tokens = int(rng.integers(50, 800))
+        turns.append(finish(lanes, 1 if number % 5 == 0 else tokens, tokens) == FAST_ROUND)
+    liars, honest = turns[300::5], [turn for number, turn in enumerate(turns[300:]) if number % 5]
+    assert sum(liars) == 0
+    assert np.mean(honest) > 0.25
+
+
+def test_a_job_of_the_fast_lane_pays_for_what_it_takes_beyond_its_work() -> None:
+    lanes = Lanes(lambda: 4)
+    for number in range(600):
+        finish(lanes, length := 40 if number % 3 == 0 else 400, length)
+    before = lanes.credit
+    assert finish(lanes, 40, 9000) == FAST_ROUND
+    assert lanes.credit == pytest.approx(before - 9000, abs=50)
+    assert finish(lanes, 40, 40) != FAST_ROUND
+
+
+def test_a_job_of_the_fast_lane_gets_back_what_it_does_not_take() -> None:
+    lanes = Lanes(lambda: 4)
+    for number in range(600):
+        finish(lanes, length := 40 if number % 3 == 0 else 400, length)
+    lanes.credit = 100.0
+    assert finish(lanes, 40, 1) == FAST_ROUND
+    assert lanes.credit == pytest.approx(100 + FAST_WORK_FRACTION * 40 - 1, abs=1.0)
+
+
+@pytest.mark.parametrize("shown", ["nothing", "the opposite"])
+def test_predictions_are_used_as_far_as_finished_jobs_bear_them_out(shown: str) -> None:
+    lanes, rng = Lanes(lambda: 4), np.random.default_rng(1)
+    lengths = np.exp(rng.normal(5.0, 1.0, 3000)).clip(2, 4000).astype(int)
+    predicted = rng.permutation(lengths) if shown == "nothing" else (20_000 // lengths).clip(1)
+    fast = [finish(lanes, *each) == FAST_ROUND for each in zip(predicted.tolist(), lengths.tolist(), strict=True)]
+    late, mean = np.array(fast[1000:]), lengths[1000:].mean()
+    if shown == "nothing":
+        assert late.mean() < 0.2
+    else:
+        assert late.mean() > 0.25
+        assert lengths[1000:][late].mean() < 0.5 * mean
+
+
+def test_each_llm_has_its_own_ratios_of_true_and_predicted_lengths() -> None:
+    lanes = Lanes(lambda: 4)
+    for number in range(900):
         length = 40 if number % 3 == 0 else 400
-        for lanes in (exact, too_short):
-            done = job(number, length)
-            lanes.enter(done)
-            done.generated = 400 if lanes is too_short else length
-            lanes.finished(done)
-    exact.credit = too_short.credit = 300.0
-    fast = [sum(lanes.enter(job(n, 40)) == FAST_ROUND for n in range(20)) for lanes in (exact, too_short)]
-    assert fast[0] >= 7
-    assert fast[1] <= 1
+        finish(lanes, length, length, llm="exact")
+        finish(lanes, 40, 400, llm="longer than predicted")
+    assert finish(lanes, 40, 40, llm="exact") == FAST_ROUND
+    assert finish(lanes, 40, 400, llm="longer than predicted") != FAST_ROUND
+
+
+def test_the_names_of_many_llms_take_bounded_memory() -> None:
+    lanes = Lanes(lambda: 4)
+    for number in range(MAX_LLMS + 100):
+        finish(lanes, 100, 100, llm=f"llm-{number}")
+    assert len(lanes.calibrations) == MAX_LLMS + 1
 
 
 def test_many_very_short_jobs_share_the_fast_lane() -> None:
@@ -123,8 +262,12 @@ def test_predictions_shrunk_to_the_mean_use_the_fast_lane_as_often_as_true_lengt
     lengths = [100 * 1.2 ** (number * 7 % 10) for number in range(2000)]
     middle = math.exp(sum(map(math.log, lengths)) / len(lengths))
     shrunk = [middle * (length / middle) ** 0.5 for length in lengths]
-    fast = [[turn == FAST_ROUND for turn in rounds_of([round(n) for n in each])[1000:]] for each in (lengths, shrunk)]
-    assert sum(fast[1]) == pytest.approx(sum(fast[0]), rel=0.1)
+    fast = []
+    for predicted in (lengths, shrunk):
+        lanes = Lanes(lambda: 4)
+        turns = [finish(lanes, round(one), round(true)) for one, true in zip(predicted, lengths, strict=True)]
+        fast.append(turns[1000:].count(FAST_ROUND))
+    assert fast[1] == pytest.approx(fast[0], rel=0.1)
 
 
 def test_a_wide_prediction_may_be_short_but_a_missing_one_never_is() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from lengthwise import specs
 from lengthwise.errors import InputError
-from lengthwise.policies import POLICIES, WRAPPERS, Policy, Sjf, make_policy
+from lengthwise.policies import POLICIES, WRAPPERS, Job, Policy, Sjf, make_policy
+from lengthwise.policies.registry import limits_kept
 
 
 @pytest.mark.parametrize(
@@ -118,3 +119,21 @@ def test_every_policy_documents_its_formula_and_the_case_without_a_prediction() 
         assert "Memory short" in text, name
     for name, wrapper in WRAPPERS.items():
         assert name + "(" in (wrapper.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("spec", "limits"),
+    [
+        ("sjf", {}),
+        ("ontime", {}),
+        ("slo", {}),
+        ("slo:seconds=30", {"e2e_limit_s": 30.0}),
+        ("classes(fair(ontime:ttft=2,per_token=0.05))", {"ttft_limit_s": 2.0, "per_token_limit_s": 0.05}),
+    ],
+)
+def test_the_limits_that_a_policy_keeps_have_the_names_of_a_job_s(spec: str, limits: dict[str, float]) -> None:
+    assert limits_kept(make_policy(spec)) == limits
+    job = Job("a", 100.0)
+    assert job.limits == {}
+    job.use_limits(slo_s=30.0, ttft_s=2.0, per_token_s=0.05)
+    assert limits.items() <= job.limits.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from lengthwise.lengths import Point
 from lengthwise.policies import Job, PolicyQueue, TokenRate, make_policy, slo
 from lengthwise.simulator import Fleet, Outcome, predict_workload, simulate
+from lengthwise.workloads import Workload
 from tests.simulator.builders import UNEVEN, engine, requests
 
 
@@ -123,14 +125,19 @@ def test_under_lasting_overload_many_deadlines_are_met_and_no_request_starves() 
     assert (slo.finished_s - slo.arrival_s).max() <= 4 * (fcfs.finished_s - fcfs.arrival_s).max()
 
 
-def tails(predictor: str, factors: tuple[float, ...]) -> tuple[float, dict[str, list[float]]]:
-    """Return the p99 of FCFS, and those of `slo` with a given and a learned target, predictions wrong by factors."""
+def lasting_load() -> tuple[Workload, Fleet]:
+    """Return 1,200 requests at load 1.1, and an engine of 8 slots."""
     rng, n = np.random.default_rng(3), 1200
     lengths = np.clip(rng.lognormal(4.0, 0.9, n), 2, 800).astype(int)
     fleet = Fleet((engine(UNEVEN, seqs=8, blocks=4000, block_size=16),))
     whole = simulate(requests([(8, int(each)) for each in lengths], [0.0] * n), fleet, "fcfs", predictor="oracle")
     arrivals = np.cumsum(rng.exponential(float(whole.finished_s.max()) / (1.1 * n), n))
-    work = requests([(8, int(each)) for each in lengths], arrivals.tolist())
+    return requests([(8, int(each)) for each in lengths], arrivals.tolist()), fleet
+
+
+def tails(predictor: str, factors: tuple[float, ...]) -> tuple[float, dict[str, list[float]]]:
+    """Return the p99 of FCFS, and those of `slo` with a given and a learned target, predictions wrong by factors."""
+    work, fleet = lasting_load()
     known = predict_workload(work, predictor, seed=1)
 
     def p99(spec: str, factor: float) -> float:
@@ -140,6 +147,31 @@ def tails(predictor: str, factors: tuple[float, ...]) -> tuple[float, dict[str, 
     base = p99("fcfs", 1.0)
     specs = {"given": f"slo:seconds={1.05 * base:.6f}", "learned": "slo"}
     return base, {name: [p99(spec, factor) for factor in factors] for name, spec in specs.items()}
+
+
+@pytest.mark.parametrize("times", [1.25, 1.5, 2.0])
+@pytest.mark.parametrize("predictor", ["oracle", "noisy:0.6"])
+def test_from_a_quarter_above_the_p99_of_fcfs_on_a_target_is_kept_for_99_percent(predictor: str, times: float) -> None:
+    work, fleet = lasting_load()
+    base, known = simulate(work, fleet, "fcfs", predictor="none"), predict_workload(work, predictor, seed=1)
+    target = times * float(np.quantile(base.finished_s - base.arrival_s, 0.99))
+    found = simulate(work, fleet, f"slo:seconds={target:.6f}", predictor=known)
+    e2e = [each.finished_s - each.arrival_s for each in (base, found)]
+    assert np.mean(e2e[1] <= target) >= 0.99
+    assert e2e[1].mean() < e2e[0].mean()
+
+
+def test_below_a_quarter_above_the_p99_of_fcfs_the_order_is_that_of_deadlines_which_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = queue_of([400, 300, 20, 10])
+    assert queue.peek(4.0).id == "3"  # type: ignore[union-attr]
+    state: Any = queue._rounds
+    state.fcfs_s = 0.81 * 100.0
+    assert served(queue, 4.5) == [0, 1, 2, 3]
+    assert [record.message for record in caplog.records] == [
+        "slo: the target of 100 s is below 1.25 times the p99 of FCFS, 81 s: deadlines alone decide"
+    ]
 
 
 def test_the_tail_is_bounded_with_predictions_wrong_by_a_factor_of_four() -> None:
@@ -172,12 +204,13 @@ def test_the_rate_is_measured_only_while_requests_wait() -> None:
     st.sampled_from([0.0, 0.5, 4.0, 50.0]),
     st.floats(0, 40),
     st.booleans(),
+    st.sampled_from([0.0, 8.0]),
 )
 def test_compiled_and_interpreted_choices_are_the_same(
-    jobs: list[tuple[float, int, bool]], rate: float, credit: float, learned: bool
+    jobs: list[tuple[float, int, bool]], rate: float, credit: float, learned: bool, fcfs_s: float
 ) -> None:
     deadlines, medians, predicted = zip(*sorted(jobs, key=lambda job: job[0]), strict=True)
     median = np.array(medians, float)
     queue = np.array(deadlines), median, 1.5 * median, np.array(predicted), np.arange(len(jobs))[::-1].copy()
-    arguments = queue, len(jobs), 8.0, credit, 4, rate, 10.0, learned
+    arguments = queue, len(jobs), 8.0, fcfs_s, credit, 4, rate, 10.0, learned
     assert slo.compiled_choose()(*arguments) == slo.choose(*arguments)

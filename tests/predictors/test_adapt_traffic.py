@@ -11,13 +11,12 @@ from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 from lengthwise.errors import InputError
 from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.adapt import Observed, adapt_file
-from lengthwise.predictors.adapt_traffic import adapt_traffic, replayed_memory, save_memory
+from lengthwise.predictors.adapt_traffic import adapt_traffic
 from lengthwise.predictors.contract import as_logt
 from lengthwise.predictors.model_file import read_model_file
-from lengthwise.predictors.prefix_memory import scopes_of
 from lengthwise.predictors.resolve import predictor_label
 from lengthwise.traffic.rows import RequestRow
-from tests.traffic.traffic_rows import PLAIN, made, traffic, write
+from tests.traffic.traffic_rows import PLAIN, made, traffic
 
 pytestmark = pytest.mark.usefixtures("few_strengths")
 STORY, WORD = "Write a long story about {} dragons.", "Name one animal with {} legs, in one word."
@@ -131,16 +130,3 @@ def test_adapting_uses_one_thread(tmp_path: Path) -> None:
     adapt_traffic("fast", traffic(with_text(60)), tmp_path / "b.lw", progress=note)
     assert len(used) > 4
     assert all(threads == {1} for threads in used)
-
-
-def test_prefix_memory_is_rebuilt_from_a_log_unless_one_is_saved(tmp_path: Path) -> None:
-    scopes = scopes_of("m", [1, 2, 3])
-    names, blocks = (part.tobytes().hex() for part in (scopes.names, scopes.blocks))
-    rows = [row._replace(names=names, blocks=blocks, output_tokens=20 + i % 3) for i, row in enumerate(made(40))]
-    log = traffic(rows)
-    memory = replayed_memory(log)
-    assert memory.seen == 40
-    assert memory.predict(scopes, log.columns(log.predicted)[0], text=True).quantile(0.5) == pytest.approx(21, rel=0.2)
-    folder = write(tmp_path / "learn", rows)
-    assert save_memory(log, folder) == folder / "memory.npz"
-    assert save_memory(log, folder) is None, "the gateway's own state is not replaced"

@@ -1,21 +1,19 @@
-"""Calibrated intervals have their nominal coverage, offline and online."""
+"""Calibrated intervals have their nominal coverage."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput
-from lengthwise.predictors.calibration import Calibration, CensoredError, OnlineCalibrated, fit_calibration
+from lengthwise.predictors import LogTPredictions
+from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.traffic.scores import coverage as inside
 
 NU = 3.5
@@ -170,187 +168,5 @@ def test_too_few_prompts_or_columns_of_different_lengths_are_refused() -> None:
 def test_an_error_names_answers_that_are_cut_off_where_there_are_enough_prompts() -> None:
     predictions, lengths = world(9, 50, samples=1)
     cut = np.arange(50)[:, None] < 45
-    with pytest.raises(CensoredError, match="45 of 50 answers are cut off, too many to calibrate"):
+    with pytest.raises(InputError, match="45 of 50 answers are cut off, too many to calibrate"):
         fit_calibration(predictions, ["m"] * 50, np.where(cut, 1e9, lengths), censored=cut)
-
-
-NU = 3.5
-
-
-@dataclass
-class Scripted:
-    """A calibrated predictor that reads its prediction from the text, "mu sigma"."""
-
-    asked: int = 0
-
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
-        self.asked += len(inputs)
-        rows = [tuple(map(float, each.text.split())) for each in inputs]
-        caps = np.array([each.cap for each in inputs])
-        return LogTPredictions.of([mu for mu, _ in rows], [sigma for _, sigma in rows], caps)
-
-
-@dataclass
-class Traffic:
-    """Requests of one LLM whose lengths are `times` those that the predictor was trained on, some of them censored."""
-
-    seed: int
-    sigma: float = 0.4
-    censored_share: float = 0.0
-    llm: str = "llm"
-    rng: np.random.Generator = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
-
-    def request(self, times: float = 1.0) -> tuple[PredictionInput, int]:
-        mu, sigma = self.rng.normal(5.5, 0.8), self.sigma * math.exp(self.rng.normal(0.0, 0.2))
-        length = math.exp(min(mu + math.log(times) + sigma * self.rng.standard_t(NU), 14.0))
-        return PredictionInput(f"{mu} {sigma}", self.llm, 1_000_000), max(1, round(length))
-
-    def feed(self, online: OnlineCalibrated, n: int, times: float = 1.0) -> None:
-        for _ in range(n):
-            asked, length = self.request(times)
-            online.predict([asked])
-            limit = self.limit(asked, times)
-            online.observe(asked, min(length, limit), censored=length > limit)
-
-    def limit(self, asked: PredictionInput, times: float) -> int:
-        """Return a limit independent of this answer's length; `censored_share` of the answers are longer."""
-        if not self.censored_share:
-            return 10**9
-        mu, sigma = map(float, asked.text.split())
-        z = float(special.stdtrit(NU, 1.0 - self.censored_share))
-        return max(1, round(times * math.exp(mu + sigma * (z + 0.3 * self.rng.standard_normal()))))
-
-    def judge(self, online: OnlineCalibrated, times: float, n: int = 3000) -> tuple[float, float]:
-        """Return the predicted over the true median, and the coverage of 90 % intervals, on new requests."""
-        pairs = [self.request(times) for _ in range(n)]
-        predictions = online.predict([asked for asked, _ in pairs])
-        true = np.array([times * math.exp(float(asked.text.split()[0])) for asked, _ in pairs])
-        lengths = np.array([length for _, length in pairs])
-        inside = (predictions.quantile(0.05) <= lengths) & (lengths <= predictions.quantile(0.95))
-        return float(np.median(predictions.quantile(0.5) / true)), float(inside.mean())
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("censored_share", [0.0, 0.3])
-@pytest.mark.parametrize("sigma", [0.25, 0.45])
-def test_an_llm_whose_lengths_double_is_tracked_within_200_observations(
-    seed: int, censored_share: float, sigma: float
-) -> None:
-    traffic = Traffic(seed, sigma=sigma, censored_share=censored_share)
-    online = OnlineCalibrated(Scripted())
-    traffic.feed(online, 600)
-    traffic.feed(online, 200, times=2.0)
-    ratio, covered = traffic.judge(online, times=2.0)
-    assert 0.85 <= ratio <= 1.15
-    assert covered >= 0.85
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_lengths_that_halve_are_tracked_within_200_observations(seed: int) -> None:
-    traffic, online = Traffic(seed), OnlineCalibrated(Scripted())
-    traffic.feed(online, 600)
-    traffic.feed(online, 200, times=0.5)
-    ratio, covered = traffic.judge(online, times=0.5)
-    assert 0.85 <= ratio <= 1.15
-    assert covered >= 0.85
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("censored_share", [0.0, 0.3])
-def test_steady_traffic_is_hardly_adjusted(seed: int, censored_share: float) -> None:
-    traffic, online = Traffic(seed, censored_share=censored_share), OnlineCalibrated(Scripted())
-    for _ in range(10):
-        traffic.feed(online, 200)
-        assert abs(online.adjustment("llm").shift) < 0.12
-        assert 0.8 < online.adjustment("llm").factor < 1.25
-    ratio, covered = traffic.judge(online, times=1.0)
-    assert ratio == pytest.approx(1.0, abs=0.1)
-    assert covered == pytest.approx(0.9, abs=0.03)
-
-
-def test_censored_answers_are_not_taken_for_short_ones() -> None:
-    traffic, online = Traffic(11, censored_share=0.3), OnlineCalibrated(Scripted())
-    traffic.feed(online, 800)
-    naive, again = OnlineCalibrated(Scripted()), Traffic(11, censored_share=0.3)
-    for _ in range(800):
-        asked, length = again.request()
-        naive.observe(asked, min(length, again.limit(asked, 1.0)))
-    assert abs(online.adjustment("llm").shift) < 0.1
-    assert naive.adjustment("llm").factor < 0.8 < 0.85 < online.adjustment("llm").factor
-
-
-def test_an_overconfident_predictor_gets_wider_predictions() -> None:
-    traffic, online = Traffic(3, sigma=0.8), OnlineCalibrated(Scripted())
-    for _ in range(400):
-        asked, length = traffic.request()
-        mu, sigma = asked.text.split()
-        online.observe(PredictionInput(f"{mu} {float(sigma) / 2}", "llm", asked.max_tokens), length)
-    assert online.adjustment("llm").factor == pytest.approx(2.0, rel=0.15)
-
-
-def test_each_llm_has_its_own_calibration_and_an_unknown_one_has_none() -> None:
-    online = OnlineCalibrated(Scripted())
-    Traffic(1, llm="a").feed(online, 300, times=3.0)
-    Traffic(2, llm="b").feed(online, 300)
-    assert online.adjustment("a").shift == pytest.approx(math.log(3.0), abs=0.15)
-    assert abs(online.adjustment("b").shift) < 0.15
-    raw = online.predict([PredictionInput("5.0 0.5", "c")])
-    assert (raw.mu[0], raw.sigma[0]) == (5.0, 0.5)
-
-
-def test_observing_a_predicted_request_does_not_predict_it_again() -> None:
-    scripted = Scripted()
-    online = OnlineCalibrated(scripted)
-    asked = PredictionInput("5.0 0.5", "m")
-    online.predict([asked])
-    online.observe(asked, 150)
-    assert scripted.asked == 1
-    online.observe(PredictionInput("6.0 0.5", "m"), 150)
-    assert scripted.asked == 2
-
-
-def test_state_is_saved_and_restored_as_json() -> None:
-    online = OnlineCalibrated(Scripted())
-    Traffic(1).feed(online, 100, times=2.0)
-    again = OnlineCalibrated(Scripted())
-    again.restore(online.state())
-    assert again.adjustment("llm") == online.adjustment("llm")
-    for each in (online, again):
-        each.observe(PredictionInput("5.0 0.5", "llm"), 300, censored=True)
-    assert again.state() == online.state()
-
-
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        ("", "is not a saved calibration"),
-        ("[]", "is not a saved calibration"),
-        ('{"format": 1, "llms": {"a": {}}}', "is not a saved calibration"),
-        ('{"format": 9, "llms": {}}', "newer than 1"),
-    ],
-)
-def test_a_broken_or_newer_state_is_named(state: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        OnlineCalibrated(Scripted()).restore(state, "state.json")
-
-
-def test_a_state_with_a_negative_weight_is_refused() -> None:
-    online = OnlineCalibrated(Scripted())
-    Traffic(1).feed(online, 5)
-    state = json.loads(online.state())
-    state["llms"]["llm"]["slow"]["weight"] = -1.0
-    with pytest.raises(InputError):
-        OnlineCalibrated(Scripted()).restore(json.dumps(state))
-
-
-def test_histograms_are_calibrated_by_their_median_and_quartiles() -> None:
-    class Bins:
-        def predict(self, inputs: Sequence[PredictionInput]) -> HistogramPredictions:
-            return HistogramPredictions.of([0, 100, 200, 400], [[0.25, 0.5, 0.25]] * len(inputs), 8192)
-
-    predictions = OnlineCalibrated(Bins()).predict([PredictionInput("x", "m")])
-    assert predictions.quantile(0.5) == pytest.approx([150], rel=0.01)
-    assert predictions.quantile(0.75) / predictions.quantile(0.25) == pytest.approx([2.0], rel=0.01)

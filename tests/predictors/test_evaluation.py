@@ -16,6 +16,7 @@ from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, PREDICT
 from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
+from tests.conformance.outside_predictor import LastLength
 from tests.predictors.rows import LLMS, Knows, KnowsTheBin, known_rows
 
 
@@ -173,6 +174,14 @@ def test_a_limit_keeps_every_llm_and_corpus(samples: LengthSamples) -> None:
     assert found.rows == 12
     assert set(found.subjects["constant"].by_llm) == set(LLMS)
     assert set(found.subjects["constant"].by_corpus) == {"long", "short"}
+
+
+def test_a_predictor_of_another_package_learns_from_each_row_after_it_is_scored() -> None:
+    samples, _ = known_rows(prompts=60)
+    equal = pa.array(["one"] * len(samples))
+    table = samples.table.set_column(samples.table.column_names.index("prompt"), "prompt", equal)
+    scores = evaluate(LastLength(), replace(samples, table=table), name="p").subjects["p"].overall
+    assert not math.isnan(scores.tau), "the same prompt is predicted by the row before"
 
 
 def test_prefix_memory_is_scored_on_each_row_before_it_observes_it() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, fit_logt, wide_prior
 from lengthwise.predictors import LengthPredictor, PredictionInput
 from lengthwise.predictors.history import MAX_LLMS, History, Tracker
@@ -105,3 +106,26 @@ def test_stationary_values_raise_no_alarm() -> None:
         tracker.observe(float(y))
     assert tracker.alarms == 0
     assert tracker.seen == 10_000
+
+
+def test_a_saved_history_continues_as_if_nothing_had_happened() -> None:
+    history, again = History(), History()
+    for n, length in enumerate(draws(5, 60)):
+        history.observe(f"llm {n % 3}", length, censored=n % 7 == 0)
+    again.restore(history.state())
+    assert again == history
+    for each in (history, again):
+        each.observe("llm 1", 77)
+    assert again == history
+
+
+@pytest.mark.parametrize(
+    "state", [b"", b"[]", b'{"format": 2}', b'{"format": 1, "pooled": {}, "llms": {}}', History().state()[:-9]]
+)
+def test_a_broken_state_of_a_history_is_refused_and_changes_nothing(state: bytes) -> None:
+    history = History()
+    history.observe("m", 40)
+    before = prediction(history, "m")
+    with pytest.raises(InputError, match="is not a saved history"):
+        history.restore(state)
+    assert prediction(history, "m") == before

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.model_file import pack_arrays, read_model_file, unpack_arrays, write_model_file
-from lengthwise.predictors.resolve import load_predictor, model_path
+from lengthwise.predictors.resolve import MODELS, load_predictor, model_path
 
 CARD = {"kind": "test", "name": "t", "data": "none", "licences": [], "limits": "all"}
 
@@ -70,6 +70,14 @@ def test_a_part_that_was_replaced_after_writing_is_refused(tmp_path: Path) -> No
                 archive.writestr(name, data)
         with pytest.raises(InputError, match="was altered after it was written"):
             read_model_file(path)
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.lw")), ids=lambda path: path.stem)
+def test_a_packaged_file_carries_the_checksum_of_every_part(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        names = {*archive.namelist()} - {"card.json"}
+        assert json.loads(archive.read("card.json"))["parts_sha256"].keys() == names
+    read_model_file(path)
 
 
 def test_a_file_of_an_earlier_release_without_checksums_is_read(tmp_path: Path) -> None:

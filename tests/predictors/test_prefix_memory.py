@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, wide_prior
-from lengthwise.predictors import PredictionInput, load_predictor
+from lengthwise.predictors import LogTPredictions, PredictionInput, load_predictor
+from lengthwise.predictors.learner import Learner
 from lengthwise.predictors.memory_kernel import MAX_SCOPES, NODE_BYTES, WAYS
 from lengthwise.predictors.prefix_memory import MemoryPredictor, PrefixMemory, scopes_of
 from lengthwise.prefixes import Scopes
@@ -266,15 +267,13 @@ def test_a_memory_without_space_for_one_set_is_refused() -> None:
 class Twice:
     """Predicts twice the length that the text states."""
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> object:
-        from lengthwise.predictors import LogTPredictions
-
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         return LogTPredictions.of([math.log(2 * int(each.text)) for each in inputs], 0.5, 8192.0)
 
 
 def test_the_predictor_starts_from_history_or_from_a_text_predictor() -> None:
     request = PredictionInput("100", "llm", blocks=[1, 2])
-    bare, over_text = MemoryPredictor(), MemoryPredictor(Twice())  # type: ignore[arg-type]
+    bare, over_text = MemoryPredictor(), Learner(Twice(), learning=False, memory=True)
     assert bare.predict([request])[0].quantile(0.5) == pytest.approx(wide_prior().quantile(0.5))
     assert over_text.predict([request])[0].quantile(0.5) == pytest.approx(200)
     for _ in range(40):
@@ -288,7 +287,7 @@ def test_the_predictor_starts_from_history_or_from_a_text_predictor() -> None:
 
 def test_the_mean_of_repeated_answers_moves_with_the_prediction() -> None:
     fast, request = load_predictor("fast"), PredictionInput("Why is the sky blue?", "llm", blocks=[1, 2])
-    alone, memory = fast.predict([request]), MemoryPredictor(fast)
+    alone, memory = fast.predict([request]), Learner(fast, learning=False, memory=True)
     assert memory.predict([request]).sample_mean == pytest.approx(alone.sample_mean)
     for _ in range(40):
         memory.observe(request, 10)

@@ -35,6 +35,9 @@ def test_specs_are_parsed() -> None:
     assert parse_predictor_spec("Memory") == parse_predictor_spec("memory+history") == PredictorSpec("memory")
     assert parse_predictor_spec("memory+fast") == PredictorSpec("memory", model="fast")
     assert parse_predictor_spec("memory+my/own.lw") == PredictorSpec("memory", model="my/own.lw")
+    assert parse_predictor_spec("fast+learn") == PredictorSpec("learn", model="fast")
+    assert parse_predictor_spec("my/own.lw+Learn") == PredictorSpec("learn", model="my/own.lw")
+    assert parse_predictor_spec("memory+fast+learn") == PredictorSpec("learn", model="fast", memory=True)
     assert parse_predictor_spec("fast") == PredictorSpec("model", model="fast")
     assert parse_predictor_spec("Mine.lw") == PredictorSpec("model", model="Mine.lw")
     assert parse_predictor_spec("my/own") == PredictorSpec("model", model="my/own")
@@ -61,6 +64,10 @@ def test_specs_are_parsed() -> None:
         ("memory+memory", "no prefix memory over 'memory'"),
         ("memory+fst", "did you mean fast"),
         ("memory+", "there is no predictor ''"),
+        ("oracle+learn", "nothing to learn over 'oracle'"),
+        ("memory+learn", "nothing to learn over 'memory'"),
+        ("fst+learn", "did you mean fast"),
+        ("+learn", "there is no predictor ''"),
     ],
 )
 def test_an_invalid_name_is_a_one_line_error(spec: str, message: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution
 from lengthwise.predictors import PredictionInput, load_predictor
-from lengthwise.predictors.contract import Predictions
+from lengthwise.predictors.learner import Learner
 from lengthwise.predictors.prefix_memory import PrefixMemory, scopes_of
 from lengthwise.predictors.resolve import packaged_predictors
-from lengthwise.predictors.service import PredictionService, known_memory, known_predictor, prediction_service
+from lengthwise.predictors.served import Predicted, ServedPredictors
+from lengthwise.predictors.service import PredictionService, known_predictor, prediction_service
+from lengthwise.predictors.state_file import Kept, StateFile
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
 from lengthwise.prefixes import Scopes
 from tests.predictors.guesses import Guess
@@ -50,7 +54,7 @@ class Host:
         self.service.deliver(self.take)
 
     def until(self, done: Callable[[], object]) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not done():
             self.deliver()
             assert time.monotonic() < end, "the condition did not become true in time"
@@ -146,9 +150,11 @@ def test_predictions_for_learning_are_limited_in_cpu_time(guess: Guess) -> None:
     class Slow(SubprocessPredictor):
         """A stand-in for a process that takes 25 ms of CPU time per prediction."""
 
-        def ask(self, number: int, inputs: Sequence[PredictionInput]) -> Predictions:
+        def serve(self, place: int, inputs: Sequence[PredictionInput], numbers: object) -> Predicted:
             self.cpu_s += 0.025 * len(inputs)
-            return guess.predict(inputs)
+            return Predicted(guess.predict(inputs), None)
+
+        def keep_tenants_apart(self, apart: bool) -> None: ...
 
     clock, process = Clock(), Slow("slow")
     host = Host(PredictionService(lambda: process, clock=clock, process=process))
@@ -204,6 +210,28 @@ def test_a_predictor_that_cannot_be_loaded_fails_its_requests_and_not_the_host(
     host.service.close()
 
 
+def test_a_predictor_may_load_for_longer_than_it_may_take_to_predict() -> None:
+    clock, guess, loading, loaded = Clock(), Guess(), threading.Event(), threading.Event()
+
+    def load() -> Guess:
+        loading.set()
+        assert loaded.wait(60)
+        return guess
+
+    host = Host(PredictionService(load, patience_s=10, load_patience_s=60, clock=clock))
+    host.arrive("a")
+    assert loading.wait(60)
+    clock.now = 50
+    host.deliver()
+    assert host.service.counts.hung == 0
+    clock.now = 61
+    host.deliver()
+    assert host.service.counts.hung == 1
+    loaded.set()
+    host.until(lambda: "a" in host.taken)
+    host.service.close()
+
+
 def test_a_predictor_that_hangs_is_logged_once_and_gets_no_requests_until_it_returns(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -211,7 +239,7 @@ def test_a_predictor_that_hangs_is_logged_once_and_gets_no_requests_until_it_ret
     host = Host(PredictionService(lambda: guess, patience_s=10, clock=clock))
     guess.gate.clear()
     host.arrive("a")
-    assert guess.inside.wait(20)
+    assert guess.inside.wait(60)
     host.deliver()
     assert host.service.counts.hung == 0
     clock.now = 11
@@ -240,7 +268,7 @@ def test_an_idle_predictor_is_not_taken_for_hanging() -> None:
     host.service.warm()
     worker = host.service._worker
     assert worker is not None
-    host.until(lambda: worker.busy_since is None and worker._predictor is not None)
+    host.until(lambda: worker.busy_since is None and worker.loaded)
     clock.now = 1000.0
     host.arrive("a")
     host.until(lambda: "a" in host.taken)
@@ -255,7 +283,7 @@ def test_a_stopping_host_does_not_wait_for_a_predictor_that_hangs(guess: Guess) 
     host = Host(PredictionService(lambda: guess))
     guess.gate.clear()
     host.arrive("a")
-    assert guess.inside.wait(20)
+    assert guess.inside.wait(60)
     host.service.close()
     assert guess.calls == 1
 
@@ -274,7 +302,7 @@ def test_late_predictions_are_counted_and_those_of_ended_requests_are_not_delive
 def test_a_reused_key_does_not_get_the_prediction_of_the_earlier_request(host: Host, guess: Guess) -> None:
     guess.gate.clear()
     host.arrive("same", "first 400")
-    assert guess.inside.wait(20)
+    assert guess.inside.wait(60)
     host.service.ended("same", None)
     host.arrive("same", "second 50")
     guess.gate.set()
@@ -299,7 +327,7 @@ def test_a_request_past_its_deadline_is_dropped(guess: Guess) -> None:
     host = Host(PredictionService(lambda: guess, patience_s=1000, deadline_s=30, clock=clock))
     guess.gate.clear()
     host.arrive("first")
-    assert guess.inside.wait(20)
+    assert guess.inside.wait(60)
     host.arrive("old")
     clock.now = 31
     host.arrive("new")
@@ -315,7 +343,7 @@ def test_the_quick_predictor_answers_when_the_other_does_not_keep_up(guess: Gues
     host = Host(PredictionService(lambda: guess, patience_s=1000, clock=clock, quick=quick, keep_up_s=0.5))
     guess.gate.clear()
     host.arrive("first")
-    assert guess.inside.wait(20)
+    assert guess.inside.wait(60)
     for n in range(40):
         host.arrive(f"old{n}")
     clock.now = 0.6
@@ -341,7 +369,7 @@ def test_without_a_quick_predictor_old_requests_are_answered_late(guess: Guess) 
     host = Host(PredictionService(lambda: guess, patience_s=1000, clock=clock))
     guess.gate.clear()
     host.arrive("first")
-    assert guess.inside.wait(20)
+    assert guess.inside.wait(60)
     host.arrive("old")
     clock.now = 5.0
     guess.gate.set()
@@ -446,13 +474,17 @@ class AnyOrder(RuleBasedStateMachine):
         self.open: set[str] = set()
         self.asked: set[str] = set()
         self.seen: list[tuple[str, int, bool]] = []
-        observe = worker._loaded().observe
+        served = worker._loaded()
+        assert isinstance(served, ServedPredictors)
+        self.served = served
+        part = served._parts[0]
+        observe = part.observe
 
-        def seeing(request: PredictionInput, length: int, *, censored: bool = False) -> None:
-            self.seen.append((request.text.split()[0], length, censored))
-            observe(request, length, censored=censored)
+        def seeing(request: PredictionInput, tokens: int, *, censored: bool) -> None:
+            self.seen.append((request.text.split()[0], tokens, censored))
+            observe(request, tokens, censored=censored)
 
-        worker._loaded().observe = seeing  # type: ignore[method-assign]
+        part.observe = seeing  # type: ignore[method-assign]
         self.ends: dict[str, tuple[int | None, bool]] = {}
 
     @rule(bad=st.booleans(), ask=st.booleans(), tokens=st.integers(1, 5000))
@@ -517,7 +549,8 @@ class AnyOrder(RuleBasedStateMachine):
         measured = {key for key, (tokens, _) in self.ends.items() if tokens is not None}
         predicted = {text.split()[0] for text in self.guess.predicted}
         assert {key for key, *_ in self.seen} == predicted & measured
-        assert {key for key, _ in self.worker._predicted} <= self.open, "no prompt is kept longer than its request"
+        kept = {request.text.split()[0] for _, request in self.served._open.values()}
+        assert kept <= self.open, "no prompt is kept longer than its request"
 
 
 TestAnyOrder = AnyOrder.TestCase
@@ -563,7 +596,7 @@ def test_a_predictor_that_hangs_gives_no_single_predictions(guess: Guess) -> Non
     service = PredictionService(lambda: guess, patience_s=10, clock=clock)
     guess.gate.clear()
     assert service.predict(PredictionInput("about 120", "m", 1000)) is not None
-    assert guess.inside.wait(20)
+    assert guess.inside.wait(60)
     clock.now = 11.0
     assert service.predict(PredictionInput("about 120", "m", 1000)) is None
     guess.gate.set()
@@ -595,44 +628,187 @@ def test_prefix_memory_corrects_the_history_of_a_known_prefix_only() -> None:
 
 
 def test_prefix_memory_corrects_predictions_of_a_known_prefix(guess: Guess) -> None:
-    host = Host(PredictionService(lambda: guess, memory=PrefixMemory(1 << 16)))
+    host = Host(PredictionService(lambda: guess))
 
-    def ask(key: str, scopes: Scopes) -> float:
+    def ask(key: str, block: int) -> float:
         host.waiting.add(key)
-        host.service.admit(key, "m", 1000, scopes)
-        host.service.ask(key, lambda: PredictionInput("about 400", "m", 1000))
+        host.service.admit(key, "m", 1000)
+        host.service.ask(key, lambda: PredictionInput("about 400", "m", 1000, blocks=[block]))
         host.until(lambda: key in host.taken)
         return host.taken[key].quantile(0.5)
 
-    assert ask("new", SCOPES) == pytest.approx(400)
+    assert ask("new", 1) == pytest.approx(400)
     for number in range(60):
-        ask(f"short {number}", SCOPES)
+        ask(f"short {number}", 1)
         host.service.ended(f"short {number}", 40)
-        ask(f"right {number}", scopes_of("m", [50 + number]))
+        ask(f"right {number}", 50 + number)
         host.service.ended(f"right {number}", 400)
-    assert ask("short", SCOPES) < 80
-    assert ask("unknown", scopes_of("m", [5])) > 150
+    host.until(lambda: host.service.counts.observed == 120)
+    assert ask("short", 1) < 80
+    assert ask("unknown", 5) > 150
     host.service.close()
 
 
-def test_prefix_memory_is_kept_in_a_file(tmp_path: Path) -> None:
-    file = known_memory(str(tmp_path / "memory.npz"))
-    service = prediction_service("none", memory=file)
+def test_history_and_prefix_memory_survive_a_restart(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "gateway.state")
+    service = prediction_service("none", state=file)
     serve(service, 20, 30)
+    expected = [service.admit(key, "m", 1000, scopes) for key, scopes in (("a", SCOPES), ("b", None))]
     service.close()
-    again = prediction_service("none", memory=file)
-    serve(again, 600, 1, scopes_of("m", [7]))
-    known = again.admit("a", "m", 1000, SCOPES)
-    assert known is not None
-    assert known.quantile(0.5) < 40
-    assert [each.name for each in tmp_path.iterdir()] == ["memory.npz"]
+    again = prediction_service("none", state=file)
+    assert [again.admit(key, "m", 1000, scopes) for key, scopes in (("a", SCOPES), ("b", None))] == expected
+    again.close()
 
 
-def test_a_memory_that_cannot_be_saved_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    service = PredictionService(None, memory=PrefixMemory(1 << 16), memory_file=tmp_path / "gone" / "memory.npz")
-    with caplog.at_level(logging.WARNING):
-        service.close()
-    assert "is not saved" in caplog.text
+def median_of(service: PredictionService, key: str, text: str) -> float:
+    """Return the median that a request gets."""
+    host = Host(service)
+    host.arrive(key, text)
+    host.until(lambda: key in host.taken)
+    return host.taken[key].quantile(0.5)
+
+
+def test_calibration_survives_a_restart(guess: Guess, tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "gateway.state")
+    first = PredictionService(lambda: guess, state=file, predictor="p")
+    for number in range(30):
+        median_of(first, str(number), "about 100")
+        first.ended(str(number), 400)
+    Host(first).until(lambda: first.counts.observed == 30)
+    learned = median_of(first, "last", "about 100")
+    first.close()
+    again = PredictionService(lambda: guess, state=file, predictor="p")
+    assert median_of(again, "first", "about 100") == pytest.approx(learned, rel=1e-4)
+    assert learned > 150
+    again.close()
+
+
+def predict_and_end(service: PredictionService, key: str, text: str, tokens: int | None, **options: bool) -> None:
+    median_of(service, key, text)
+    service.ended(key, tokens, **options)
+
+
+def test_progress_scores_the_model_alone_and_the_predictions_as_they_were_made(guess: Guess, tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "gateway.state")
+    service = PredictionService(lambda: guess, state=file, predictor="p")
+    assert service.progress()[:2] == (0, 0)
+    assert math.isnan(service.progress().tau_alone)
+    host = Host(service)
+    for number in range(40):  # the model says the opposite of what two templates show
+        for name, said, tokens in (("long", 100, 800), ("short", 300, 40)):
+            key = f"{name} {number}"
+            host.waiting.add(key)
+            request = PredictionInput(f"about {said}", "m", 1000, template=name)
+            service.admit(key, "m", 1000)
+            service.ask(key, lambda request=request: request)  # type: ignore[misc]
+            host.until(lambda key=key: key in host.taken)  # type: ignore[misc]
+            service.ended(key, tokens)
+            host.until(lambda: service.counts.observed == service.progress().answers)
+    predict_and_end(service, "cut", "about 100", 900, censored=True)
+    predict_and_end(service, "unknown", "about 100", None)
+    serve(service, 20, 1)
+    found = service.progress()
+    assert (found.answers, found.recent) == (81, 80), "only what was predicted counts, and what is complete is scored"
+    assert found.tau_alone == pytest.approx(-1)
+    assert found.tau_learned > 0.5
+    service.close()
+    again = PredictionService(lambda: guess, state=file, predictor="p")
+    assert again.progress() == found
+    again.use(OtherGuess(), "another")  # type: ignore[arg-type]
+    assert again.progress()[:2] == (0, 0)
+    again.close()
+
+
+def test_the_state_of_another_predictor_waits_for_it(guess: Guess, tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "gateway.state")
+    new = OtherGuess()
+    learned = Learner(new, memory=True)
+    for _ in range(30):
+        learned.observe(PredictionInput("about 100", "m", 1000), 400)
+    file.write(Kept("new", {"learner": learned.state()}))
+    service = PredictionService(lambda: guess, state=file, predictor="old")
+    assert median_of(service, "a", "about 100") == pytest.approx(100)
+    service.use(new, "new")  # type: ignore[arg-type]
+    assert median_of(service, "b", "about 100") > 150
+    service.close()
+
+
+def test_a_predictor_that_hangs_keeps_neither_the_host_nor_the_rest_from_being_saved(
+    guess: Guess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lengthwise.predictors.prediction_worker._COLLECT_S", 0.01)
+    file = StateFile(tmp_path / "gateway.state")
+    file.write(Kept("p", {"calibration": b"as it was"}))
+    host = Host(PredictionService(lambda: guess, state=file, predictor="p"))
+    guess.gate.clear()
+    host.arrive("a")
+    host.until(guess.inside.is_set)
+    serve(host.service, 20, 3)
+    host.service.learn()
+    assert host.service.saver is not None
+    for _ in range(2):
+        serve(host.service, 20, 1)
+        host.service.saver.save()
+    kept = file.read().parts
+    assert kept["calibration"] == b"as it was"
+    assert json.loads(kept["history"])["pooled"]["seen"] == 4, "the last one waits for the next request"
+    guess.gate.set()
+    host.service.close()
+
+
+def predicted(service: PredictionService, tenant: str, scopes: Scopes | None = SCOPES) -> LengthDistribution | None:
+    """Return what the history and prefix memory of a tenant predict."""
+    found = service.admit("asked", "m", 1000, scopes, tenant)
+    service.ended("asked", None)
+    return found
+
+
+def feed(service: PredictionService, tenant: str, tokens: int, times: int = 30) -> None:
+    for _ in range(times):
+        service.admit("fed", "m", 1000, SCOPES, tenant)
+        service.ended("fed", tokens)
+
+
+def test_tenants_apart_learn_nothing_from_each_other() -> None:
+    service = PredictionService(None, memory=PrefixMemory(1 << 16), tenants_apart=True)
+    feed(service, "b", 20)
+    before = predicted(service, "b"), service.from_history("m", 1000, "b")
+    feed(service, "a", 900)
+    assert predicted(service, "c") is None, "not even a new one"
+    assert (predicted(service, "b"), service.from_history("m", 1000, "b")) == before
+
+
+def test_tenants_that_are_apart_from_now_on_use_nothing_of_what_was_learned_together() -> None:
+    service = PredictionService(None, memory=PrefixMemory(1 << 16))
+    feed(service, "a", 900)
+    assert predicted(service, "b") is not None
+    service.tenants_apart = True
+    assert predicted(service, "b") is None
+    service.tenants_apart = False
+    assert predicted(service, "b") is not None
+
+
+def test_the_number_of_tenants_that_are_learned_from_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lengthwise.predictors.service.MAX_TENANTS", 3)
+    service = PredictionService(None, tenants_apart=True)
+    for tenant in ("a", "b", "c", "a", "d"):
+        feed(service, tenant, 20, 1)
+    assert [predicted(service, tenant) is not None for tenant in ("d", "a", "c", "b")] == [True, True, True, False]
+
+
+def test_what_is_learned_of_tenants_survives_a_restart(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "gateway.state")
+    service = prediction_service("none", tenants_apart=True, state=file)
+    feed(service, "a", 900)
+    feed(service, "b", 20)
+    before = [predicted(service, tenant) for tenant in ("a", "b", "c")]
+    service.close()
+    again = prediction_service("none", tenants_apart=True, state=file)
+    assert [predicted(again, tenant) for tenant in ("a", "b", "c")] == before
+    again.close()
+    together = prediction_service("none", state=file)
+    assert predicted(together, "a") is None
+    together.close()
 
 
 class Broken(PrefixMemory):
@@ -646,7 +822,7 @@ def test_a_prefix_memory_that_fails_is_dropped_and_the_history_is_used(caplog: p
     with caplog.at_level(logging.WARNING):
         assert service.admit("a", "m", 1000, SCOPES) is not None
         assert service.admit("b", "m", 1000, SCOPES) is not None
-    assert service.memory is None
+    assert not service.remembers
     assert caplog.text.count("prefix memory failed") == 1
 
 
@@ -654,24 +830,8 @@ def test_a_reset_forgets_prefix_memory() -> None:
     service = PredictionService(None, memory=PrefixMemory(1 << 16))
     serve(service, 20, 5)
     service.reset()
-    assert service.memory is not None
-    assert service.memory.seen == 0
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"), [("yes", "give on, off, or a file"), ("no/such/folder/m.npz", "there is no folder")]
-)
-def test_an_invalid_setting_of_memory_is_refused(setting: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        known_memory(setting)
-    assert known_memory("off") == known_memory(False) == "off"
-    assert known_memory(True) == "on"
-
-
-def test_a_damaged_memory_file_is_refused_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "m.npz").write_bytes(b"nonsense")
-    with pytest.raises(InputError, match="is not a saved prefix memory"):
-        prediction_service("none", memory=str(tmp_path / "m.npz"))
+    assert service.remembers
+    assert service.memory_nodes == 0
 
 
 def test_a_host_refuses_prefix_memory_as_a_predictor() -> None:

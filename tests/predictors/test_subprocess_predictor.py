@@ -74,8 +74,7 @@ def test_predictions_equal_those_in_this_process(name: str) -> None:
 def test_a_second_predictor_answers_from_the_same_process() -> None:
     both = SubprocessPredictor("default", "fast")
     try:
-        assert both.quick is not None
-        quick, pid = both.quick.predict(INPUTS), both.pid
+        quick, pid = both.serve(1, INPUTS, None).made, both.pid
         np.testing.assert_allclose(quick.quantile(0.5), load_predictor("fast").predict(INPUTS).quantile(0.5), rtol=1e-5)
         np.testing.assert_allclose(
             both.predict(INPUTS).quantile(0.5), load_predictor("default").predict(INPUTS).quantile(0.5), rtol=1e-5

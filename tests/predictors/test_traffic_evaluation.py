@@ -35,6 +35,23 @@ def test_scores_are_grouped_by_model_tenant_day_and_predictor() -> None:
     assert found.groups["model"]["m"] == found.overall
 
 
+def test_tau_over_time_is_by_windows_of_answers_in_the_order_in_which_they_ended() -> None:
+    rows = [
+        row._replace(finished_s=row.arrival_s + 1, predictor_mu=5.0 - 0.001 * n, mu=5.0 if n < 300 else row.mu)
+        for n, row in enumerate(made(700))
+    ]
+    late = rows[0]._replace(finished_s=rows[-1].arrival_s + 100, output_tokens=99_999)
+    windows = evaluate_traffic(traffic([late, *rows[1:]])).windows
+    assert [(each.first, each.last) for each in windows] == [(100 * n + 1, 100 * n + 100) for n in range(7)]
+    taus = [each.scores[SERVED].tau for each in windows]
+    assert all(math.isnan(tau) for tau in taus[:2]), "all are equal until it has learned"
+    assert min(taus[4:6]) > 0.4
+    assert abs(windows[5].scores[ALONE].tau) < 0.2
+    assert windows[-1].until == late.finished_s
+    assert len(evaluate_traffic(traffic(made(30))).windows) == 1
+    assert len(evaluate_traffic(traffic(made(5000))).windows) == 20
+
+
 def test_an_answer_at_its_limit_is_scored_and_a_cancelled_one_is_not() -> None:
     rows = made(50)
     cut = PLAIN._replace(max_tokens=90, output_tokens=90, censored=True, finish_reason="length")

@@ -42,7 +42,7 @@ def test_with_several_seeds_the_range_of_engines_is_shown() -> None:
     found = report(seeds=2)
     assert found.table().rows[0][2] == "4 (3–4)"
     assert any("enough in all seeds" in note for note in found.table().notes)
-    assert str(found.verdict).endswith("in all 2 seeds; sjf needs as many.")
+    assert str(found.verdict).endswith("the lowest of 2 seeds (target 100 %); sjf needs as many.")
 
 
 def test_too_few_engines_are_shown_as_more_than_the_most() -> None:

@@ -15,7 +15,7 @@ def shown(*, terminal: bool, after_s: float = 0.0, steps: bool = True) -> str:
     with late_bar("reading", after_s=after_s, console=Console(file=out, force_terminal=terminal)) as report:
         if steps:
             report("working", 0.5)
-        end = time.monotonic() + 20.0
+        end = time.monotonic() + 60.0
         while terminal and after_s == 0.0 and not out.getvalue() and time.monotonic() < end:
             time.sleep(0.01)
     return out.getvalue()

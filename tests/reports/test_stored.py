@@ -100,7 +100,7 @@ def test_files_without_a_common_run_are_an_error_that_names_the_runs() -> None:
 def test_the_same_requests_under_several_seeds_have_intervals() -> None:
     def seeds(*means: float) -> dict[str, Any]:
         metrics = ("e2e_s", "ttft_s", "per_token_s")
-        by_seed = [{metric: {"mean": mean, "p99": mean} for metric in metrics} for mean in means]
+        by_seed = [{metric: {"mean": mean, "p50": mean, "p99": mean} for metric in metrics} for mean in means]
         return {"content_hash": "same", "runs": [{"by_seed": by_seed}]}
 
     found = compare_runs(stored("a", FCFS, **seeds(1.0, 2.0)), stored("b", FCFS, **seeds(1.1, 2.2)))

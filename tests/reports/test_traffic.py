@@ -16,8 +16,9 @@ def found() -> TrafficEvaluation:
 
 
 def test_every_kind_of_prediction_is_a_row_and_every_group_is_a_table(found: TrafficEvaluation) -> None:
-    overall, *groups = tables(found)
+    overall, over_time, *groups = tables(found)
     assert [row[0] for row in overall.rows] == [SERVED, ALONE, HISTORY]
+    assert [row[0] for row in over_time.rows] == ["1 to 100", "101 to 200", "201 to 300", "301 to 400"]
     assert [table.title for table in groups] == ["By model", "By tenant", "By day", "By predictor"]
     assert [row[:2] for row in groups[1].rows] == [["a<b>", "300"], ["c", "100"]]
     assert all(len(row) == len(table.columns) for table in (overall, *groups) for row in table.rows)
@@ -43,7 +44,7 @@ def test_the_page_opens_with_the_verdict_and_escapes_tenants(found: TrafficEvalu
     page = shown.html()
     assert "<h1>Half of the 400 predictions were off by less than a factor of 1." in page
     assert "<td>a&lt;b&gt;</td>" in page
-    assert page.count('drawFigure("figure') == 3
+    assert page.count('drawFigure("figure') == 4
     assert "a<b>" not in page
     assert '"scored": 400' in to_json(shown.facts)
 

@@ -8,17 +8,18 @@ from types import ModuleType
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from lengthwise.routers import ledger, lengthwise, prefix_index
+from lengthwise.routers import ledger, lengthwise, load_aware, prefix_index
 
-MODULES = [lengthwise, ledger, prefix_index]
+MODULES = [lengthwise, load_aware, ledger, prefix_index]
 
 
+@pytest.mark.parametrize("router", [lengthwise, load_aware])
 @pytest.mark.parametrize(("repeated", "module"), [("LIVE", ledger), ("HELD", prefix_index)])
-def test_repeated_columns_have_the_same_numbers(repeated: str, module: ModuleType) -> None:
-    shared = [name for name in vars(lengthwise) if name.isupper() and name[0] != "_" and name in vars(module)]
+def test_repeated_columns_have_the_same_numbers(router: ModuleType, repeated: str, module: ModuleType) -> None:
+    shared = [name for name in vars(router) if name.isupper() and name[0] != "_" and name in vars(module)]
     assert repeated in shared
     for name in shared:
-        assert getattr(lengthwise, name) == getattr(module, name), name
+        assert getattr(router, name) == getattr(module, name), name
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -85,7 +85,9 @@ def test_the_gain_is_that_of_the_simulator_with_the_same_predictions() -> None:
         (policy, predictions) for policy in ("sjf", "lengthwise") for predictions in (LOGGED, TRUE)
     ]
     sjf, best = found.runs[:2]
-    assert best.mean_e2e.ratio < sjf.mean_e2e.ratio < 0.9, "with a long queue, shortest first lowers the mean"
+    assert best.gain.ratio("e2e_mean").ratio < sjf.gain.ratio("e2e_mean").ratio < 0.9, (
+        "with a long queue, shortest first lowers the mean"
+    )
     assert best.captured_e2e == pytest.approx(1.0)
     assert 0.3 < sjf.captured_e2e < 1.0
     direct = simulate(
@@ -101,7 +103,7 @@ def test_without_a_queue_there_is_no_gain_and_no_captured_share() -> None:
     found = observed_gain(logged(served(rate=0.1), others=()), "log")
     assert found.engine.slots_from.endswith("never seen with a queue")
     for run in found.runs:
-        assert run.mean_e2e.ratio == pytest.approx(1.0, abs=0.02)
+        assert run.gain.ratio("e2e_mean").ratio == pytest.approx(1.0, abs=0.02)
         assert math.isnan(run.captured_e2e)
 
 

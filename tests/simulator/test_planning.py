@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
+from lengthwise.policies import make_policy
 from lengthwise.simulator.metrics import LatencyLimits
-from lengthwise.simulator.planning import CapacitySearch, plan_seeds
+from lengthwise.simulator.planning import PLANNED, CapacitySearch, candidates, plan_seeds
 from lengthwise.workloads import Workload
 from tests.simulator.builders import engine, requests
 
@@ -81,3 +82,41 @@ def test_an_unreachable_attainment_is_found_without_queueing() -> None:
 def test_bad_options_are_input_errors(options: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         search(burst(2), e2e_s=1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        (LatencyLimits(2.0, NO_LIMIT), ["slo", "ontime:ttft=2"]),
+        (LatencyLimits(NO_LIMIT, NO_LIMIT, per_token_s=0.05), ["slo", "ontime:per_token=0.05"]),
+        (LatencyLimits(0.5, NO_LIMIT, 30.0, 0.05), ["slo:seconds=30", "ontime:ttft=0.5,per_token=0.05"]),
+        (LatencyLimits(NO_LIMIT, 0.05), ["slo"]),
+    ],
+)
+def test_the_candidates_for_a_limit_are_told_it(limits: LatencyLimits, kept: list[str]) -> None:
+    found = candidates(limits)
+    assert found == [*PLANNED, "sjf", *kept]
+    assert [make_policy(spec).name for spec in found] == found
+
+
+def test_limits_of_single_requests_suit_every_policy_that_keeps_limits() -> None:
+    none = LatencyLimits.given(None, None, None, None)
+    assert candidates(none, own=True) == [*PLANNED, "sjf", "slo", "ontime"]
+
+
+def test_a_search_counts_the_requests_own_limits() -> None:
+    workload = burst(4).replace(e2e_limit_s=[1e-3, None, None, None])
+    (trial,) = search(workload, 1e6, fewest=1, most=1).run(["fcfs"])[0].trials
+    assert trial.attained == 0.75
+
+
+def test_the_figures_of_a_fixed_fleet_are_over_all_draws() -> None:
+    searches = [search(burst(count), 15.0, attainment=1.0, fewest=2, most=2) for count in (3, 4, 8)]
+    fcfs, sjf = plan_seeds(searches, ["fcfs", "sjf"])
+    assert searches[0].fixed
+    assert len(fcfs.trials(2)) == 3
+    assert fcfs.goodput_per_s(2) == pytest.approx(sum(each.goodput_per_s for each in fcfs.trials(2)) / 3)
+    assert sjf.over(fcfs, 2, "e2e_s", "mean").ratio == pytest.approx(1.0), "equal lengths run in order of arrival"
+    (trial,) = fcfs.seeds[0].trials
+    served = trial.outcome.within(searches[0].slo).sum() / trial.outcome.summary.makespan_s
+    assert trial.goodput_per_s == pytest.approx(served)

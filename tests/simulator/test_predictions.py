@@ -19,8 +19,11 @@ from lengthwise.predictors.history import History
 from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.simulator import predict_workload, simulate
 from lengthwise.simulator.cluster import as_predictions
+from lengthwise.simulator.predictions import learns
 from lengthwise.workloads import Workload
 from tests.simulator.builders import fleet, requests
+
+LEARNER = "tests.conformance.outside_predictor:LastLength"
 
 
 def castillo_like(n: int = 400, *, prompts: int = 100, llms: int = 1, seed: int = 0) -> Workload:
@@ -168,6 +171,27 @@ def test_memory_over_a_model_starts_from_the_models_prediction() -> None:
     assert over.mu[0] == pytest.approx(alone.mu[0])
     with pytest.raises(InputError, match="no prompt texts"):
         predict_workload(tenants(), "memory+fast")
+
+
+def test_a_predictor_that_learns_sees_a_length_only_once_its_request_has_finished() -> None:
+    workload = castillo_like(200)
+    alone = predict_workload(workload, "fast")
+    never = predict_workload(workload, "fast+learn", finished_s=np.full(200, np.inf))
+    assert np.array_equal(never.mu, alone.mu)
+    assert np.array_equal(never.sigma, alone.sigma)
+    at_once = predict_workload(workload, "fast+learn", finished_s=workload.arrival_s)
+    assert not np.array_equal(at_once.mu, alone.mu)
+
+
+def test_a_predictor_of_another_package_learns_from_finished_requests_only() -> None:
+    workload = castillo_like(200)  # 100 prompts, each twice
+    never = predict_workload(workload, LEARNER, finished_s=np.full(200, np.inf))
+    assert np.exp(never.mu) == pytest.approx(np.full(200, 100.0))
+    at_once = predict_workload(workload, LEARNER, finished_s=np.nextafter(workload.arrival_s, np.inf))
+    assert np.exp(at_once.mu[100:]) == pytest.approx(workload.output_tokens[:100])
+    assert learns(LEARNER), "so that its fleet's finishing times are used"
+    with pytest.raises(InputError, match="no prompt texts"):
+        predict_workload(tenants(), LEARNER)
 
 
 def test_a_model_reads_each_distinct_prompt_once() -> None:

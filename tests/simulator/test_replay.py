@@ -15,13 +15,25 @@ from lengthwise.traffic.rows import RequestRow
 def test_requests_are_replayed_in_order_of_arrival_from_the_first_one_on() -> None:
     rows = [
         RequestRow(107.0, finished_s=109.0, output_tokens=5, input_tokens=3, mu=1.0, sigma=0.5, llm="m", tenant="a"),
-        RequestRow(105.0, first_token_s=106.0, finished_s=108.0, output_tokens=9000, input_tokens=4, max_tokens=9000),
+        RequestRow(
+            105.0,
+            first_token_s=106.0,
+            finished_s=108.0,
+            output_tokens=9000,
+            input_tokens=4,
+            max_tokens=9000,
+            request_class="chat",
+            ttft_limit_s=2.0,
+        ),
     ]
     found = Replay.of_rows(rows, name="two")
     assert found.workload.arrival_s.tolist() == [0.0, 2.0]
     assert found.workload.input_tokens.tolist() == [4, 3]
     assert found.workload.table["max_tokens"].to_pylist() == [9000, None]
     assert found.workload.table["tenant"].to_pylist() == [None, "a"]
+    assert found.workload.table["request_class"].to_pylist() == ["chat", None]
+    assert found.workload.table["ttft_limit_s"].to_pylist() == [2.0, None]
+    assert found.workload.table["e2e_limit_s"].null_count == 2
     assert found.finished_s.tolist() == [3.0, 4.0]
     assert found.streamed.tolist() == [True, False]
     assert found.predictions.cap.tolist() == [9000.0, 8192.0]

@@ -167,7 +167,7 @@ def test_wrong_names_are_errors_before_anything_is_computed(tmp_path: Path) -> N
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"Ray is not installed.*lengthwise\[ray\]"):
+    with pytest.raises(InputError, match=r"Ray is not installed.*pip install .*\[ray\]"):
         on_ray("auto")
 
 

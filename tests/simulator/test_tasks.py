@@ -50,7 +50,9 @@ def test_grid_comparison_plan_and_task_simulate_the_same() -> None:
 
 def test_the_result_of_a_task_is_the_summary_of_its_outcome() -> None:
     task = SimulationTask(DrawnSetting(WORKLOAD, ENGINES), policy="sjf", predictor="noisy:log=0.5")
-    assert task.run() == {"offered_per_s": WORKLOAD.rate, **task.outcome().summary.to_dict()}
+    outcome = task.outcome()
+    within = float(outcome.within(LatencyLimits()).mean())
+    assert task.run() == {"offered_per_s": WORKLOAD.rate, "within_slo": within, **outcome.summary.to_dict()}
 
 
 def test_predictions_at_hand_and_by_name_are_the_same_simulation() -> None:

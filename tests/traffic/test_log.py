@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.prefix_memory import scopes_of
-from lengthwise.traffic.log import HEADER, EngineReading, PredictorCounts, TrafficLog, line_of
+from lengthwise.traffic.log import HEADER, PARTS, EngineReading, PredictorCounts, TrafficLog, line_of
 from lengthwise.traffic.reader import read_traffic
 from lengthwise.traffic.rows import RequestRow
 from tests.traffic.traffic_rows import PLAIN
@@ -111,6 +112,31 @@ def test_a_full_disk_drops_rows_and_is_counted(folder: Path, monkeypatch: pytest
     with log:
         log.add(row(1))
     assert (log.written, log.dropped) == (0, 1)
+
+
+def test_a_full_disk_leaves_no_trail_of_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = TrafficLog(folder, max_bytes=1 << 20)
+    room = 0
+
+    def write(file: int, data: bytes) -> int:
+        nonlocal room
+        taken = data[:room]
+        room -= len(taken)
+        if not taken:
+            raise OSError(28, "No space left on device")
+        return real_write(file, taken)
+
+    real_write = os.write
+    monkeypatch.setattr("lengthwise.files.os.write", write)
+    for _ in range(20):
+        log._write([row(1)])
+    assert [path.name for path in folder.iterdir()] == ["key"]
+    for room in (300, 20, 10_000, 5, 10_000):  # in the header or in a row
+        log._write([row(room)])
+    log._close()
+    assert len(list(folder.glob(PARTS))) == 1
+    assert [found.request_id for found in rows(folder)] == ["r-10000", "r-10000"]
+    assert (log.written, log.dropped) == (2, 23)
 
 
 def test_the_hash_key_is_made_once_and_an_invalid_one_is_refused(folder: Path) -> None:

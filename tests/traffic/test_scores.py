@@ -32,6 +32,13 @@ def test_a_perfect_prediction_scores_perfectly(lengths: list[int]) -> None:
     assert scores.kendall_tau(lengths, lengths) == pytest.approx(1.0)
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(-4, 4)), min_size=2, max_size=200), st.integers(0, 3))
+def test_tau_is_that_of_scipy_with_any_ties(pairs: list[tuple[int, float]], digits: int) -> None:
+    x, y = [pair[0] for pair in pairs], [round(pair[1], digits) for pair in pairs]
+    expected = float(stats.kendalltau(x, y).statistic)
+    assert scores.kendall_tau(x, y) == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
 @given(values, st.randoms(use_true_random=False))
 def test_tau_is_invariant_under_increasing_maps(lengths: list[int], shuffle: object) -> None:
     other = sorted(lengths, key=lambda _: shuffle.random())  # type: ignore[attr-defined]

@@ -226,7 +226,7 @@ def serve_states(engine: Any) -> dict[str, Any]:
             engine.add_request(name, {"prompt_token_ids": tokens[name]}, params)
         if number == 9:
             victim = max(scheduler.running, key=lambda request: request.num_output_tokens)
-            scheduler._preempt(victim)
+            scheduler.preempt(victim)
             preempted.append(victim.request_id.rsplit("-", 1)[0])
         for output in engine.step():
             if output.finished:

@@ -29,8 +29,9 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu import model_runner as second_model_runner
 from vllm.v1.worker.gpu_worker import Worker
 
+from lengthwise.vllm.adapter import SkippedQueue
+from lengthwise.vllm.contract import CONTRACT, QUEUE_METHODS, is_tested, problems
 from lengthwise.vllm.queue import PolicyRequestQueue
-from lengthwise.vllm.releases import VLLM_RELEASES
 from lengthwise.vllm.scheduler import LengthwiseScheduler
 from tests.vllm.scheduling import make_request, make_scheduler, tiny_model
 
@@ -41,54 +42,38 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Scheduler:
 
 
 def test_the_installed_release_is_a_tested_one() -> None:
-    assert vllm.__version__.startswith(VLLM_RELEASES)
+    assert is_tested(vllm.__version__)
 
 
 def test_our_queue_implements_every_abstract_method_of_vllms() -> None:
-    assert RequestQueue.__abstractmethods__ == {
-        "add_request",
-        "pop_request",
-        "peek_request",
-        "prepend_request",
-        "prepend_requests",
-        "remove_request",
-        "remove_requests",
-        "__bool__",
-        "__len__",
-        "__iter__",
-    }
-    assert not PolicyRequestQueue.__abstractmethods__
+    assert RequestQueue.__abstractmethods__ == QUEUE_METHODS
+    assert not PolicyRequestQueue.__abstractmethods__ | SkippedQueue.__abstractmethods__
 
 
 def test_the_scheduler_has_the_two_queues_that_are_replaced(stock: Scheduler) -> None:
     queues = {name for name, value in vars(stock).items() if isinstance(value, RequestQueue)}
-    assert queues == {"waiting", "kv_holding_waiting"}
+    assert queues == {"waiting", "skipped_waiting" if hasattr(stock, "skipped_waiting") else "kv_holding_waiting"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "running",
-        "policy",
-        "requests",
-        "vllm_config",
-        "max_num_active_reqs",
-        "max_num_scheduled_tokens",
-        "block_size",
-        "max_model_len",
-        "connector",
-        "ec_connector",
-        "lora_config",
-        "num_waiting_for_streaming_input",
-        "pause_state",
-        "prev_step_scheduled_req_ids",
-        "requires_kv_delivery",
-        "scheduler_reserve_full_isl",
-        "num_lookahead_tokens",
-    ],
-)
-def test_the_scheduler_has_the_attributes_that_are_read(stock: Scheduler, name: str) -> None:
-    assert hasattr(stock, name)
+def members_of(owner: str) -> list[str]:
+    """The members of a class that the contract states, where releases differ the last one's."""
+    found = [name.names.split(" | ") for name in CONTRACT]
+    return sorted({each[0].removeprefix(f"{owner}.") for each in found if each[-1].startswith(f"{owner}.")})
+
+
+def test_the_sources_of_the_installed_release_fulfil_the_contract() -> None:
+    assert problems(Path(str(vllm.__file__)).parent) == {}
+
+
+@pytest.mark.parametrize("name", members_of("Scheduler"))
+def test_the_scheduler_has_what_the_contract_states(stock: Scheduler, name: str) -> None:
+    older = {"kv_holding_waiting": "skipped_waiting", "max_num_active_reqs": "max_num_running_reqs"}
+    assert hasattr(stock, name) or hasattr(stock, older.get(name, name))
+
+
+@pytest.mark.parametrize("name", members_of("Request"))
+def test_a_request_has_what_the_contract_states(name: str) -> None:
+    assert hasattr(make_request("a", 8, 16), name)
 
 
 def test_the_name_and_the_tokenizer_of_the_llm_are_available(stock: Scheduler) -> None:
@@ -115,66 +100,14 @@ def test_free_blocks_and_those_of_a_request_can_be_counted(stock: Scheduler) -> 
 
 def test_schedule_has_the_parameters_of_ours() -> None:
     theirs, ours = (inspect.signature(cls.schedule).parameters for cls in (Scheduler, LengthwiseScheduler))
-    assert [(p.name, p.default) for p in theirs.values()] == [(p.name, p.default) for p in ours.values()]
-
-
-def test_the_victim_is_the_last_running_request_and_is_prepended_to_the_queue() -> None:
-    source = Path(inspect.getsourcefile(scheduler) or "").read_text()
-    assert "preempted_req = self.running.pop()" in source
-    assert "self.waiting.prepend_request(request)" in inspect.getsource(Scheduler._preempt_request)
-
-
-def test_a_request_can_be_preempted_between_two_steps_and_others_admitted_in_the_next(stock: Scheduler) -> None:
-    assert list(inspect.signature(stock._preempt_request).parameters) == ["request", "timestamp", "drop_stale_output"]
-    # Only a preemption inside a step stops its admission; an earlier one is reported to the workers all the same.
-    source = inspect.getsource(Scheduler.schedule)
-    assert "preempted_reqs: list[Request] = []" in source
-    assert "if not preempted_reqs and self._pause_state" in source
-    assert "preempted_req_ids=self.reset_preempted_req_ids" in source
-    assert "if request.num_stale_output_tokens and not request.drop_stale_output:" in source
+    named = [(p.name, p.default) for p in ours.values() if p.kind is not p.VAR_KEYWORD]
+    assert [(p.name, p.default) for p in theirs.values()] == named
 
 
 def test_the_blocks_that_a_waiting_request_needs_can_be_counted(stock: Scheduler) -> None:
-    manager = stock.kv_cache_manager
-    assert set(inspect.signature(manager.coordinator.get_num_blocks_to_allocate).parameters) == {
-        "request_id",
-        "num_tokens",
-        "new_computed_blocks",
-        "num_encoder_tokens",
-        "total_computed_tokens",
-        "num_local_computed_tokens",
-        "num_tokens_main_model",
-        "apply_admission_cap",
-        "prefill_end",
-    }
-    assert manager.watermark_blocks >= 0
-    assert len(manager.get_computed_blocks(make_request("a", 8, 16))) == 3
+    assert stock.kv_cache_manager.watermark_blocks >= 0
+    assert len(stock.kv_cache_manager.get_computed_blocks(make_request("a", 8, 16))) == 3
     assert not stock._is_blocked_waiting_status(RequestStatus.PREEMPTED)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "request_id",
-        "num_output_placeholders",
-        "num_tokens_with_spec",
-        "num_preemptions",
-        "num_stale_output_tokens",
-        "arrival_time",
-        "priority",
-        "max_tokens",
-        "num_prompt_tokens",
-        "num_output_tokens",
-        "prompt_token_ids",
-        "resumable",
-        "sampling_params",
-        "status",
-    ],
-)
-def test_a_request_has_the_attributes_that_a_job_is_made_from(name: str) -> None:
-    request = make_request("a", 8, 16, extra_args={"expected_tokens": 3})
-    assert getattr(request, name) is not None
-    assert request.sampling_params.extra_args == {"expected_tokens": 3}
 
 
 def test_a_job_can_be_kept_on_a_request() -> None:

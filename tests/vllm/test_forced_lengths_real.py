@@ -20,7 +20,7 @@ from pathlib import Path
 from vllm.tokenizers.registry import cached_get_tokenizer
 
 from lengthwise.predictors.service import PredictionService
-from lengthwise.vllm.forced_lengths import ForcedLengthPredictor, ForcedLengths
+from lengthwise.vllm.forced_lengths import ForcedLengths
 from lengthwise.vllm.scheduler import LengthwiseScheduler
 from lengthwise.vllm.smollm2 import model_folder
 from tests.predictors.guesses import Guess
@@ -38,9 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def guess(monkeypatch: pytest.MonkeyPatch) -> Guess:
     made = Guess()
-    monkeypatch.setattr(
-        ForcedLengths, "service", lambda self, _: PredictionService(lambda: ForcedLengthPredictor(made, self))
-    )
+    monkeypatch.setattr(ForcedLengths, "service", lambda self, _: PredictionService(lambda: made, frame=self))
     return made
 
 
@@ -65,7 +63,7 @@ def prompt_request() -> Callable[..., Any]:
 
 
 def deliver_predictions(scheduler: Any, count: int) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while scheduler.predictions.counts.answered < count:
         assert time.monotonic() < end, "the predictions did not arrive in time"
         time.sleep(0.002)

@@ -111,12 +111,12 @@ def held(scheduler: Any) -> dict[str, int]:
     return {
         "requests": len(scheduler.requests),
         "open": len(service._open),
-        "inputs": len(worker._predicted),
+        "inputs": len(worker._served._open),
         "outbox": len(worker._outbox),
         "inbox": worker.waiting,
-        "llms": len(service._history.by_llm),
-        "trackers": len(worker._predictor._trackers),
-        "predictions": len(worker._predictor._waiting),
+        "llms": len(service._learned[None].history.by_llm),
+        "learners": len(worker._served._parts[0].learner._tenants),
+        "predictions": len(worker._served._parts[0].learner._waiting),
         "waiting": sum(len(queue._requests) + len(queue.queue._places) for queue in queues),
         **living,
     }
@@ -127,8 +127,10 @@ def test_twenty_thousand_requests_leave_no_object_behind(scheduler: Any) -> None
     before = held(scheduler)
     preempted += serve(scheduler, range(REQUESTS // 2, REQUESTS))
     after = held(scheduler)
-    # The newest predictions are kept, up to a limit.
+    # The newest predictions are kept, up to a limit, and what their prompts are described by.
     assert before.pop("predictions") < after.pop("predictions") == 8192
+    for kind in ("_Seen", "Description"):
+        assert before.pop(kind) < after.pop(kind) <= 8192 + 1
     assert after == before
     assert (after["requests"], after["open"], after["inputs"], after["waiting"]) == (0, 0, 0, 0)
     assert max(after.get("Job", 0), after.get("Request", 0)) <= SLOTS, "vLLM may keep those of its last step"

@@ -24,6 +24,7 @@ from lengthwise.policies import Job, QueueView, make_policy
 from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.contract import render_chat
 from lengthwise.predictors.service import PredictionService
+from lengthwise.predictors.state_file import StateFile
 from lengthwise.vllm.scheduler import LengthwiseScheduler
 from lengthwise.vllm.smollm2 import MODEL_NAME, model_folder
 from tests.predictors.guesses import Guess
@@ -57,7 +58,7 @@ def scheduler(model: Path, guess: Guess) -> Iterator[Any]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.002)
@@ -334,10 +335,27 @@ def test_prefix_memory_learns_from_the_blocks_of_prompts(model: Path, caching: b
     scheduler.shutdown()
 
 
-def test_prefix_memory_can_be_turned_off(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert make_scheduler(LengthwiseScheduler, model, predictor="none").predictions.memory is not None
+def test_learning_can_be_turned_off(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def learns(**options: bool) -> bool:
+        scheduler = make_scheduler(LengthwiseScheduler, model, predictor="none", measuring=options)
+        return bool(scheduler.predictions.learning)
+
+    assert learns()
+    assert not learns(learning=False)
+    monkeypatch.setenv("LENGTHWISE_LEARNING", "off")
+    assert not learns()
+    assert learns(learning=True)
+
+
+def test_the_old_setting_of_prefix_memory_is_an_error_that_names_the_new_ones(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead = "is gone: prefix memory is part of `learning`, and is kept in `state`"
+    with pytest.raises(InputError, match=f"memory: {instead}"):
+        make_scheduler(LengthwiseScheduler, model, predictor="none", measuring={"memory": "off"})
     monkeypatch.setenv("LENGTHWISE_MEMORY", "off")
-    assert make_scheduler(LengthwiseScheduler, model, predictor="none").predictions.memory is None
+    with pytest.raises(InputError, match=f"LENGTHWISE_MEMORY: {instead}"):
+        make_scheduler(LengthwiseScheduler, model, predictor="none")
 
 
 def test_a_request_that_runs_at_once_is_predicted_by_the_quick_predictor(
@@ -365,7 +383,7 @@ def test_a_predictor_of_another_package_learns_from_the_answers_and_its_state_is
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt_request: Callable[..., Any]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'src'}")  # of the predictor's process
-    monkeypatch.setenv("LENGTHWISE_MEMORY", str(tmp_path / "memory.npz"))
+    monkeypatch.setenv("LENGTHWISE_STATE", str(tmp_path))
     learner = "tests.conformance.outside_predictor:LastLength"
     scheduler = make_scheduler(
         LengthwiseScheduler, model, slots=1, policy="sjf", predictor=learner, tokenizer=model_folder()
@@ -375,4 +393,6 @@ def test_a_predictor_of_another_package_learns_from_the_answers_and_its_state_is
     drain(scheduler, {})
     wait_until(lambda: scheduler.predictions.counts.learned == 1)
     scheduler.shutdown()
-    assert (tmp_path / "memory.predictor").read_text().splitlines()[0] == learner
+    (file,) = tmp_path.glob("engine-*.state")
+    kept = StateFile(file).read()
+    assert (kept.predictor, kept.parts["predictor"]) == (learner, b"{}"), "its answer was cut off"

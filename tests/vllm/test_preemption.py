@@ -22,6 +22,7 @@ from pathlib import Path
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
+from lengthwise.errors import InputError
 from lengthwise.lengths import Point
 from lengthwise.vllm.scheduler import LengthwiseScheduler, LengthwiseSyncScheduler
 from tests.vllm.overlap import Host, token_at
@@ -89,8 +90,8 @@ class Watched(LengthwiseScheduler):
         self.short: list[bool] = []
         self.wrong: list[str] = []
 
-    def _memory_runs_out(self) -> bool:
-        self.enough.append(not super()._memory_runs_out())
+    def memory_runs_out(self) -> bool:
+        self.enough.append(not super().memory_runs_out())
         self.short.append(self.memory_may_run_out())
         return not self.enough[-1]
 
@@ -198,6 +199,41 @@ def test_the_choice_of_a_victim_respects_vllms_priorities(model: Path) -> None:
     assert engine.finished == ["3", "1", "2"], "a preempted request keeps its place before later arrivals"
 
 
+@pytest.mark.parametrize("vllm_policy", ["fcfs", "priority"])
+def test_a_request_of_a_more_urgent_class_preempts_one_of_another_class(model: Path, vllm_policy: str) -> None:
+    classes = {"interactive": {"ttft_s": 1.0}, "batch": {"priority": 10}}
+    engine = host(model, "classes(fcfs)", vllm_policy=vllm_policy, measuring={"classes": classes})
+
+    def of_class(name: str, request_class: str, **more: Any) -> Any:
+        xargs = {"expected_tokens": 50, "request_class": request_class, **more}
+        return make_request(name, 8, 50, extra_args=xargs)
+
+    engine.scheduler.add_request(of_class("1", "batch"))
+    engine.steps(3)
+    engine.scheduler.add_request(of_class("2", "batch"))
+    engine.scheduler.add_request(of_class("3", "none of them"))
+    engine.step()
+    assert engine.preempted == ["1"], "a request of no class has priority 0"
+    engine.scheduler.add_request(of_class("4", "interactive"))
+    engine.scheduler.add_request(of_class("5", "batch", priority=-1))  # what a gateway says comes first
+    engine.drain()
+    assert engine.preempted == ["1", "3"]
+    assert engine.finished == ["5", "3", "4", "1", "2"]
+
+
+def test_the_limits_of_a_class_are_those_of_requests_that_declare_none(model: Path) -> None:
+    classes = {"interactive": {"priority": -5, "ttft_s": 1.0, "slo_s": 30}}
+    scheduler = host(model, "ontime", measuring={"classes": classes}).scheduler
+    xargs = {"request_class": "interactive", "ttft_s": 7, "priority": "urgent"}
+    job = scheduler.jobs.of(make_request("1", 8, 50, arrival=100.0, extra_args=xargs))
+    assert (job.priority, job.ttft_limit_s, job.deadline) == (-5, 7.0, 130.0)
+
+
+def test_classes_that_are_not_valid_are_an_error_at_the_start(model: Path) -> None:
+    with pytest.raises(InputError, match=r"field 'classes\.batch\.ttft_s'"):
+        host(model, "classes(fcfs)", measuring={"classes": {"batch": {"ttft_s": 0}}})
+
+
 def test_no_request_is_preempted_while_vllm_would_not_admit_the_head_of_the_queue(model: Path) -> None:
     engine = host(model)
     engine.scheduler.add_request(with_hint("1", 8, 100))
@@ -212,12 +248,12 @@ def test_no_request_is_preempted_while_vllm_would_not_admit_the_head_of_the_queu
     short.status = RequestStatus.WAITING
     engine.scheduler.schedule(throttle_prefills=True)
     assert engine.preempted == []
-    assert not engine.scheduler._is_skipped(short)
+    assert not engine.scheduler.is_skipped(short)
     engine.scheduler.lora_config = SimpleNamespace(max_loras=1)
     engine.scheduler.running[0].lora_request = SimpleNamespace(lora_int_id=1)
     for adapter, passed in ((1, False), (2, True)):
         short.lora_request = SimpleNamespace(lora_int_id=adapter)
-        assert engine.scheduler._is_skipped(short) is passed
+        assert engine.scheduler.is_skipped(short) is passed
 
 
 def test_a_request_whose_last_token_is_in_flight_is_not_preempted(model: Path) -> None:

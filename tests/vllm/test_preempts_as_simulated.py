@@ -194,9 +194,11 @@ def queued(drawn: Drawn, policy: str, served: Served) -> list[int]:
     return order
 
 
-@pytest.mark.parametrize("policy", ["slo", "slo:seconds=60", "slo:seconds=200"])
+@pytest.mark.parametrize(
+    "policy", ["slo", "slo:seconds=60", "slo:seconds=400", "ontime:ttft=59.5", "ontime:per_token=3.7"]
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_slo_admits_in_the_same_order_in_simulator_vllm_and_the_gateways_queue(
+def test_a_policy_that_selects_admits_in_the_same_order_in_simulator_vllm_and_the_gateways_queue(
     model: Path, clock: StepClock, monkeypatch: pytest.MonkeyPatch, seed: int, policy: str
 ) -> None:
     """The rate is the same constant in all three: hosts count tokens at different moments of a step."""
@@ -228,3 +230,16 @@ def test_a_latency_target_in_vllm_xargs_is_a_deadline_and_moves_a_request_forwar
     clock.step = 10
     served.schedule()
     assert [request.request_id for request in served.running] == ["4"]
+
+
+def test_limits_in_vllm_xargs_come_before_requests_without_one(model: Path, clock: StepClock) -> None:
+    served = make_scheduler(LengthwiseSyncScheduler, model, slots=1, policy="ontime")
+    limits: list[dict[str, float]] = [{}, {"per_token_s": 2.0}, {"ttft_s": 100}, {"ttft_s": 3}]
+    for row, limit in enumerate(limits):
+        declared = {"expected_tokens": 40 - row, **limit}
+        served.add_request(make_request(str(row), 4, 40, arrival=float(row), extra_args=declared))
+    served.jobs.rate.per_s = 1.0
+    clock.step = 10
+    served.schedule()
+    # The last is late, and the shortest of the others is the third.
+    assert [request.request_id for request in served.running] == ["2"]

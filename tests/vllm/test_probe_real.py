@@ -58,7 +58,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any
     with EmbeddedEngine(options) as engine:
         answered = asyncio.run(answers(engine.url))
         assert engine.restarts == 0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not account.is_file():
         assert time.monotonic() < deadline, "no account was written"
         time.sleep(0.1)

@@ -195,3 +195,10 @@ def test_any_chat_is_read(texts: list[str], name: str) -> None:
 def test_any_token_ids_are_read(ids: list[int], name: str) -> None:
     reader, _ = served(name, QUESTION)
     assert isinstance(reader.read(ids), str)
+
+
+@pytest.mark.parametrize(("ending", "switch"), [("", None), ("<think>\n\n</think>\n\n", "off"), ("<think>\n", "on")])
+def test_the_switch_for_reasoning_is_read_from_the_end_of_the_prompt(ending: str, switch: str | None) -> None:
+    reader, ids = served("chatml", QUESTION)
+    ids += reader.tokenizer.encode(ending, add_special_tokens=False)
+    assert reader.read_with_switch(ids) == (render_chat(QUESTION), switch)

@@ -20,8 +20,22 @@ from tests.vllm.need import need_vllm
 need_vllm()
 pytestmark = pytest.mark.engine
 
+import vllm
+
 ROOT = Path(__file__).parents[2]
-UPSTREAM = ROOT / ".upstream" / "vllm-0.32.0"
+RELEASE = vllm.__version__.partition("+")[0]
+UPSTREAM = ROOT / ".upstream" / f"vllm-{RELEASE}"
+PASSES = {"0.30": 144, "0.31": 169, "0.32": 180}
+"""How many of these tests pass without the hub; those of 0.30 below are not among them."""
+OTHERWISE = {
+    f"tests.v1.core.test_scheduler.test_{name}"
+    for name in (
+        "schedule_skip_tokenizer_init_structured_output_request",
+        "remote_kv_promotion_keeps_fcfs_with_grammar_prefix",
+        "fcfs_mixed_skipped_waiting_types_keep_order",
+    )
+}
+"""Tests of 0.30 that expect requests in `skipped_waiting` which `adapter.SkippedQueue` returns to `waiting`."""
 FILES = ("scheduler", "async_scheduler", "priority_scheduler_random", "priority_preemption_bug")
 FROM_THE_HUB = "Provide a valid Hugging Face repository ID"  # vLLM's error when a configuration is missing
 OPT = {
@@ -41,7 +55,7 @@ OPT = {
 def results(folder: Path) -> dict[str, str]:
     """Run the four files and return the error of each test ("" for a pass)."""
     if not UPSTREAM.is_dir():
-        pytest.fail("vLLM's own tests are not here: run `make upstream`")
+        pytest.fail(f"the tests of vLLM {RELEASE} are not here: python scripts/fetch_vllm_tests.py .upstream {RELEASE}")
     # A folder with the model's name, so that no hub is needed for its configuration.
     (folder / "facebook" / "opt-125m").mkdir(parents=True)
     (folder / "facebook" / "opt-125m" / "config.json").write_text(json.dumps(OPT))
@@ -79,6 +93,7 @@ def test_vllms_own_scheduler_tests_pass_with_our_class(tmp_path: Path) -> None:
     outcome = results(tmp_path)
     failed = {name: error for name, error in outcome.items() if error}
     from_the_hub = {name for name, error in failed.items() if FROM_THE_HUB in error}
-    others = sorted(set(failed) - from_the_hub)
+    others = sorted(set(failed) - from_the_hub - (OTHERWISE if RELEASE.startswith("0.30.") else set()))
     assert not others, "\n".join(f"{name}: {failed[name][-600:]}" for name in others[:5])
-    assert len(outcome) - len(failed) >= 180, "fewer tests ran than vLLM's own class passes"
+    expected = PASSES.get(".".join(RELEASE.split(".")[:2]), 180)
+    assert len(outcome) - len(failed) >= expected, "fewer tests ran than vLLM's own class passes"

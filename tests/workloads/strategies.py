@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from lengthwise.traffic.rows import LIMITS
 from lengthwise.workloads import Workload
 
 BLOCK = 16
@@ -30,6 +31,9 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "priority": draw(st.integers(-3, 3)),
         "tenant": draw(st.none() | texts),
         "session": draw(st.none() | texts),
+        "template": draw(st.none() | texts),
+        "request_class": draw(st.none() | texts),
+        **{name: draw(st.none() | st.floats(1e-3, 1e5)) for name in LIMITS},
     }
 
 
@@ -56,4 +60,7 @@ _TYPES = {
     "max_tokens": pa.int64(),
     "tenant": pa.string(),
     "session": pa.string(),
+    "template": pa.string(),
+    "request_class": pa.string(),
+    **dict.fromkeys(LIMITS, pa.float64()),
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from lengthwise.workloads import (
     castillo_workload,
     into_sessions,
     load_trace,
+    react_sessions,
     react_workload,
 )
 from lengthwise.workloads.arrivals import poisson
@@ -207,6 +210,42 @@ def test_one_turn_per_session_leaves_the_requests_unchanged() -> None:
 def test_invalid_sessions_are_refused(turns: float, think_s: float) -> None:
     with pytest.raises(InputError):
         into_sessions(base(5), turns=turns, think_s=think_s, seed=0)
+
+
+def test_in_a_closed_loop_every_turn_but_the_first_waits_for_the_answer_before() -> None:
+    before = base(400)
+    workload = into_sessions(before, turns=4, think_s=10, seed=0, closed_loop=True)
+    assert workload.rate == pytest.approx(before.rate, rel=0.1)
+    for rows in turns_by_session(workload).values():
+        assert np.isnan(workload.think_s[rows[0]])
+        assert (workload.think_s[rows[1:]] >= 0).all()
+        assert (workload.arrival_s[rows] == workload.arrival_s[rows[0]]).all()
+        assert workload.next_turn[rows].tolist() == [*rows[1:], -1]
+
+
+def test_agents_take_the_steps_of_recorded_trajectories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "traces" / "react"
+    folder.mkdir(parents=True)
+    question = "Question: who?\nThought 1: look\nAction 1: Search[x]\nObservation 1: found\n"
+    thoughts = f"{question}Thought 2: done\nAction 2: Finish[y]\n"
+    game = "You are in a room.\n> think: go\nOK.\n> go to desk 1\nA desk.\n> take pen 1\n"
+    for name, content in (
+        ("prompts_naive.json", {"webthink_simple6": thoughts, "cotqa_simple": "not read"}),
+        ("fever.json", {"webthink_simple3": thoughts.replace("Question", "Claim")}),
+        ("alfworld.json", {"react_put_0": game, "act_put_0": game * 3}),
+    ):
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    monkeypatch.setenv("LENGTHWISE_DATA", str(tmp_path))
+    workload = react_sessions(sessions=60, rate=2.0, seed=1)
+    templates = workload.table["template"].to_pylist()
+    for rows in turns_by_session(workload).values():
+        assert len(rows) == {"hotpotqa": 2, "fever": 2, "alfworld": 3}[templates[rows[0]]]
+        assert (np.diff(workload.input_tokens[rows]) >= workload.output_tokens[rows[:-1]]).all()
+        assert workload.blocks(rows[0])[:16].tolist() == workload.blocks(rows[-1])[:16].tolist()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("LENGTHWISE_DATA", str(tmp_path / "empty"))
+    with pytest.raises(InputError, match="trajectories are not on this machine"):
+        react_sessions(sessions=1, rate=1.0, seed=0)
 
 
 LENGTHS = DiscreteLengths.parse("1:0.5,300:0.5")

@@ -60,6 +60,9 @@ def test_narrow_and_dictionary_types_are_widened() -> None:
         ("output_tokens", [1.0, 2.5, 3.0], 2),
         ("max_tokens", [None, None, 0], 3),
         ("sample_mean", [None, -1.0, 3.0], 2),
+        ("ttft_limit_s", [None, 0.0, 3.0], 2),
+        ("per_token_limit_s", [0.1, 0.1, -3.0], 3),
+        ("e2e_limit_s", [math.nan, None, 3.0], 1),
         ("block_hashes", [[], [1, 2, 3], [1]], 2),
         ("block_hashes", [[], [], [-1]], 3),
         ("priority", ["high", "low", "low"], 1),
@@ -125,7 +128,7 @@ def test_any_changed_cell_changes_the_hash(workload: Workload, data: st.DataObje
 def _another(cell: Any, name: str) -> Any:
     if name == "block_hashes":
         return [*cell, 7]
-    if name in ("prompt", "llm", "tenant", "session"):
+    if name in ("prompt", "llm", "tenant", "session", "request_class"):
         return "" if cell is None else None
     return 1 if cell is None else cell + 1
 
@@ -230,3 +233,10 @@ def test_an_empty_workload_is_valid() -> None:
     assert len(empty) == 0
     assert empty.describe().requests == 0
     assert empty.content_hash != small().content_hash
+
+
+def test_columns_without_values_that_came_later_leave_the_hash_as_it_was() -> None:
+    workload = small()
+    assert workload.replace(ttft_limit_s=2.0) != workload
+    assert workload.replace(ttft_limit_s=None, request_class=None) == workload
+    assert workload.limit("ttft_limit_s").tolist() == [math.inf] * len(workload)

@@ -17,12 +17,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import stats
 
-from lengthwise.bench.episodes import FCFS, ORACLE, Arm
+from lengthwise.bench.episodes import FCFS, OF_TRUE_LENGTHS, ORACLE, Arm
 from lengthwise.bench.store import Measured
 from lengthwise.errors import InputError
-from lengthwise.intervals import Ratio, draw_pairs, interval, over_pairs
-from lengthwise.reports.verdict import MeasuredGain, Verdict, on_measured
-from lengthwise.simulator.metrics import Summary, summarise
+from lengthwise.intervals import Ratio, ShareChange, draw_pairs, interval, over_pairs, share_change_over_seeds
+from lengthwise.reports.verdict import Verdict, on_measured
+from lengthwise.simulator.gains import Gain
+from lengthwise.simulator.metrics import LatencyLimits, Summary, summarise
 
 Floats = NDArray[np.float64]
 
@@ -35,23 +36,25 @@ class EpisodeRows:
     output_tokens: NDArray[np.int64]
     mu: Floats
     summary: Summary
+    within: NDArray[np.bool_]
+    """Whether each is within the latency limits."""
 
     @classmethod
-    def of(cls, table: pa.Table) -> EpisodeRows:
+    def of(cls, table: pa.Table, limits: LatencyLimits) -> EpisodeRows:
         """Return the latencies of an episode's rows."""
         sent, first, finished, mu, preemptions = (
             table[name].to_numpy(zero_copy_only=False).astype(np.float64)
             for name in ("arrival_s", "first_token_s", "finished_s", "mu", "preemptions")
         )
         tokens = table["output_tokens"].to_numpy().astype(np.int64)
-        summary = summarise(
-            arrival_s=sent,
-            first_token_s=first,
-            finished_s=finished,
-            output_tokens=tokens,
-            preemptions=int(np.nansum(preemptions)),
-        )
-        return cls(finished - sent, tokens, mu, summary)
+        times: dict[str, Any] = {
+            "arrival_s": sent,
+            "first_token_s": first,
+            "finished_s": finished,
+            "output_tokens": tokens,
+        }
+        summary = summarise(**times, preemptions=int(np.nansum(preemptions)))
+        return cls(finished - sent, tokens, mu, summary, limits.met(**times))
 
     @property
     def figures(self) -> dict[str, float]:
@@ -62,13 +65,28 @@ class EpisodeRows:
             "ttft": self.summary.ttft_s.mean,
             "p50": self.summary.e2e_s.p50,
             "p99": self.summary.e2e_s.p99,
+            "ttft_p50": self.summary.ttft_s.p50,
+            "ttft_p99": self.summary.ttft_s.p99,
+            "per_token_p99": self.summary.per_token_s.p99,
             "p999": float(np.quantile(self.e2e_s, 0.999)),
             "max": float(self.e2e_s.max()),
             "makespan": self.summary.makespan_s,
         }
 
 
-FIGURES: Final = ("mean", "per_token", "ttft", "p50", "p99", "p999", "max", "makespan")
+FIGURES: Final = (
+    "mean", "per_token", "ttft", "p50", "p99", "ttft_p50", "ttft_p99", "per_token_p99", "p999", "max", "makespan",
+)  # fmt: skip
+RUN_FIGURES: Final = {
+    "e2e_mean": "mean",
+    "e2e_p99": "p99",
+    "ttft_mean": "ttft",
+    "ttft_p50": "ttft_p50",
+    "ttft_p99": "ttft_p99",
+    "per_token_mean": "per_token",
+    "per_token_p99": "per_token_p99",
+}
+"""The figures by their names in a report."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +105,12 @@ class ArmResult:
     """The ratio within each block."""
     captured: Ratio
     """Share of the gain on the mean that the same policy has with true lengths."""
+    attained: float
+    """Share of requests within the latency limits, the mean over blocks."""
+    within: ShareChange | None
+    """The same beside fcfs's, over the blocks that both have; for fcfs itself none."""
+    goodput_per_s: float
+    """Requests per second of makespan within the limits, the mean over blocks."""
     tau: float
     """Kendall's tau-b of the predictions' medians with the lengths, the mean over blocks; NaN without predictions."""
     preemptions: int
@@ -101,6 +125,7 @@ class BenchResult:
     """All arms of a measurement."""
 
     settings: Mapping[str, Any]
+    limits: LatencyLimits
     arms: Sequence[ArmResult]
     verdict: Verdict
     hours: float
@@ -116,22 +141,23 @@ class BenchResult:
 Blocks = dict[int, EpisodeRows]
 
 
-def analyse(measured: Measured) -> BenchResult:
-    """Compare the arms of all complete blocks."""
-    episodes = read_episodes(measured.rows)
+def analyse(measured: Measured, limits: LatencyLimits | None = None) -> BenchResult:
+    """Compare the arms of all complete blocks; by default with the latency limits of simulations."""
+    limits = limits or LatencyLimits()
+    episodes = read_episodes(measured.rows, limits)
     facts: dict[tuple[str, Arm], list[Mapping[str, Any]]] = defaultdict(list)
     for each in measured.episodes:
         facts[each["kind"], Arm(each["policy"], each["predictor"], each["copy"])].append(each)
     arms = [_arm_result(key, episodes, facts[key]) for key in sorted(episodes, key=_order)]
     hours = sum(each["makespan_s"] for each in measured.episodes) / 3600
-    return BenchResult(measured.settings, arms, verdict(arms), hours)
+    return BenchResult(measured.settings, limits, arms, verdict(arms), hours)
 
 
-def read_episodes(rows: pa.Table) -> dict[tuple[str, Arm], Blocks]:
+def read_episodes(rows: pa.Table, limits: LatencyLimits) -> dict[tuple[str, Arm], Blocks]:
     """Return the episodes of each kind and arm by block."""
     found: dict[tuple[str, Arm], Blocks] = defaultdict(dict)
     for kind, arm, block, table in episode_tables(rows):
-        found[kind, arm][block] = EpisodeRows.of(table)
+        found[kind, arm][block] = EpisodeRows.of(table, limits)
     return dict(found)
 
 
@@ -151,7 +177,7 @@ def episode_tables(rows: pa.Table) -> Iterator[tuple[str, Arm, int, pa.Table]]:
 
 def _order(key: tuple[str, Arm]) -> tuple[Any, ...]:
     kind, arm = key
-    return kind, arm.policy != FCFS, arm.policy, arm.predictor == ORACLE, arm.predictor, arm.copy
+    return kind, arm.policy != FCFS, arm.policy, arm.predictor in OF_TRUE_LENGTHS, arm.predictor, arm.copy
 
 
 def _arm_result(
@@ -171,6 +197,11 @@ def _arm_result(
         ratios={name: over_pairs(ratios, np.ones(len(ratios)).tolist()) for name, ratios in by_block.items()},
         by_block=by_block,
         captured=_captured(ours, base, episodes.get((kind, Arm(arm.policy, ORACLE)), {}), arm),
+        within=share_change_over_seeds(*([float(each[b].within.mean()) for b in paired] for each in (ours, base)))
+        if paired
+        else None,
+        attained=float(np.mean([rows.within.mean() for rows in ours.values()])),
+        goodput_per_s=float(np.mean([rows.within.sum() / rows.summary.makespan_s for rows in ours.values()])),
         tau=_tau(ours.values()),
         preemptions=sum(rows.summary.preemptions for rows in ours.values()),
         schedule_ms=float(np.mean([each["schedule_ms"] for each in facts])) if facts else math.nan,
@@ -181,7 +212,7 @@ def _arm_result(
 def _captured(ours: Blocks, base: Blocks, best: Blocks, arm: Arm) -> Ratio:
     """Return (fcfs - arm) / (fcfs - the same policy on true lengths) of the mean E2E, with a bootstrap over blocks."""
     blocks = sorted(set(ours) & set(base) & set(best))
-    if arm.predictor in (ORACLE, "none") or not blocks:
+    if arm.predictor in (*OF_TRUE_LENGTHS, "none") or not blocks:
         return Ratio.none()
     mean = np.array([[each[b].figures["mean"] for b in blocks] for each in (ours, base, best)])
 
@@ -207,12 +238,15 @@ def verdict(arms: Sequence[ArmResult]) -> Verdict:
     """Return in words whether a policy is worth turning on, judged by the arms that a server can have."""
     kinds = [each.kind for each in arms]
     kind = "burst" if "burst" in kinds else next((each for each in kinds if each != "backlog"), "backlog")
-    able = [each for each in arms if each.kind == kind and each.arm.policy != FCFS and each.arm.predictor != ORACLE]
+    here = [each for each in arms if each.kind == kind and each.arm.policy != FCFS]
+    able = [each for each in here if each.arm.predictor not in OF_TRUE_LENGTHS]
+    base = next((each for each in arms if each.kind == kind and each.arm == Arm(FCFS)), None)
+    base_s = {} if base is None else {name: base.seconds[figure] for name, figure in RUN_FIGURES.items()}
     gains = [
-        MeasuredGain(each.arm.label, each.ratios["mean"], each.ratios["per_token"], each.ratios["p99"], each.blocks)
+        Gain(each.arm.label, {name: each.ratios[figure] for name, figure in RUN_FIGURES.items()}, base_s, each.within)
         for each in able
     ]
-    return on_measured(gains, kind)
+    return on_measured(gains, kind, max((each.blocks for each in able), default=0))
 
 
 def times(ratio: Ratio) -> str:

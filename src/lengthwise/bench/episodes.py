@@ -35,6 +35,10 @@ Floats = NDArray[np.float64]
 FCFS: Final = "fcfs"
 ORACLE: Final = "oracle"
 """The predictor that sends each request's true length."""
+INVERTED: Final = "inverted"
+"""The predictor that sends true lengths mirrored about their median: the longest claim to be the shortest."""
+OF_TRUE_LENGTHS: Final = (ORACLE, INVERTED)
+"""Predictors that no server can have."""
 DEFAULT_LLM: Final = "meta-llama/Llama-3.1-8B-Instruct"
 _HELD_OUT: Final = "Alpaca"  # its licence forbids commercial use
 _DATA: Final = "CASTILLO, official test prompts"
@@ -74,7 +78,8 @@ class Arm:
         """Its name in tables and files."""
         name = self.policy
         if self.predictor != NO_PREDICTOR:
-            known = "true lengths" if self.predictor == ORACLE else Path(self.prompt_predictor).stem
+            made = {ORACLE: "true lengths", INVERTED: "inverted lengths"}
+            known = made.get(self.predictor) or Path(self.prompt_predictor).stem
             name = f"{self.policy}, {known}"
         if self.probe is not None:
             name += " + probe" if self.probe == DEFAULT_PROBE else f" + {Path(self.probe).stem}"
@@ -90,7 +95,7 @@ def arms_of(policies: Sequence[str], predictors: Sequence[str], *, noise: bool) 
         uses = make_policy(policy).uses_predictions
         for predictor in predictors if uses else [NO_PREDICTOR]:
             arm = Arm(policy, predictor)
-            if predictor != ORACLE:
+            if predictor not in OF_TRUE_LENGTHS:
                 known_predictor(arm.prompt_predictor)
             if arm.probe is not None:
                 load_probe(arm.probe)
@@ -229,6 +234,15 @@ class Draw:
     """With `own_answers`, its output tokens are the cap."""
     seeds: NDArray[np.int64]
     """Of each request's answer, if the LLM samples it."""
+
+
+def declared_lengths(arm: Arm, lengths: NDArray[np.int64], cap: int) -> NDArray[np.int64] | None:
+    """Return what the requests of an arm declare as their lengths; None where they declare nothing."""
+    if arm.predictor not in OF_TRUE_LENGTHS:
+        return None
+    logs = np.log(lengths)
+    told = lengths if arm.predictor == ORACLE else np.exp(2.0 * np.median(logs) - logs)
+    return np.clip(np.rint(told), 1, cap).astype(np.int64)
 
 
 def draw(prompts: Prompts, plan: TrafficPlan, kind: Kind, block: int, *, n: int, capacity: float) -> Draw:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from lengthwise.bench.analysis import ArmResult, BenchResult, read_episodes, times
+from lengthwise.bench.analysis import RUN_FIGURES, ArmResult, BenchResult, read_episodes, times
 from lengthwise.bench.episodes import FCFS, Arm
 from lengthwise.bench.store import Measured
 from lengthwise.intervals import Ratio
@@ -18,19 +17,17 @@ from lengthwise.reports.page import Document, Figure, Origin
 from lengthwise.reports.runs import ReportedRun, pooled
 from lengthwise.reports.tables import Table, multiple, share
 
-_FIGURES = {"mean": "e2e_mean", "p99": "e2e_p99", "ttft": "ttft_mean", "per_token": "per_token_mean"}
-
 
 def bench_tables(result: BenchResult) -> list[Table]:
     """Return one table per kind of episode."""
     kinds = list(dict.fromkeys(each.kind for each in result.arms))
-    return [_table(kind, [each for each in result.arms if each.kind == kind], result.settings) for kind in kinds]
+    return [_table(kind, [each for each in result.arms if each.kind == kind], result) for kind in kinds]
 
 
-def _table(kind: str, arms: list[ArmResult], settings: Mapping[str, Any]) -> Table:
+def _table(kind: str, arms: list[ArmResult], result: BenchResult) -> Table:
     columns = [
         "policy, predictor", "mean E2E s", "mean gain", "per-token gain", "TTFT gain", "p99 s", "p99", "p99.9", "max",
-        "makespan", "gain captured", "tau", "preempted",
+        "makespan", "in SLO", "goodput/s", "gain captured", "tau", "preempted",
     ]  # fmt: skip
     rows = []
     for each in arms:
@@ -47,11 +44,14 @@ def _table(kind: str, arms: list[ArmResult], settings: Mapping[str, Any]) -> Tab
                 multiple(ratio["p999"], 2),
                 multiple(ratio["max"], 2),
                 multiple(ratio["makespan"], 2),
+                share(each.attained),
+                f"{each.goodput_per_s:.3g}",
                 share(each.captured.ratio),
                 "–" if np.isnan(each.tau) else f"{each.tau:.2f}",
                 str(each.preemptions),
             ]
         )
+    settings = result.settings
     blocks = sorted({each.blocks for each in arms})
     notes = [
         (
@@ -62,6 +62,7 @@ def _table(kind: str, arms: list[ArmResult], settings: Mapping[str, Any]) -> Tab
             "Gains: fcfs / policy, above 1x is better. p99, p99.9, max, makespan: policy / fcfs, "
             "below 1 is better. 95 % intervals: paired bootstrap over blocks."
         ),
+        f"SLO: {result.limits}; goodput counts requests within all limits.",
         "schedule() CPU ms per step: " + ", ".join(f"{each.arm.label} {each.schedule_ms:.3f}" for each in arms) + ".",
     ]
     return Table(f"{kind} episodes", columns, rows, notes)
@@ -69,7 +70,7 @@ def _table(kind: str, arms: list[ArmResult], settings: Mapping[str, Any]) -> Tab
 
 def bench_runs(result: BenchResult, measured: Measured) -> list[ReportedRun]:
     """Return each arm of each kind of episode as a report shows it."""
-    episodes = read_episodes(measured.rows)
+    episodes = read_episodes(measured.rows, result.limits)
     found = []
     for each in result.arms:
         rows = list(episodes[each.kind, each.arm].values())
@@ -81,9 +82,12 @@ def bench_runs(result: BenchResult, measured: Measured) -> list[ReportedRun]:
                 offered=f"{each.kind} episodes",
                 latency={"e2e_s": {name: each.seconds[name] for name in ("mean", "p50", "p99")}},
                 over_fcfs={
-                    ours: Ratio(1.0, 1.0, 1.0) if is_base else each.ratios[theirs] for theirs, ours in _FIGURES.items()
+                    ours: Ratio(1.0, 1.0, 1.0) if is_base else each.ratios[theirs]
+                    for ours, theirs in RUN_FIGURES.items()
                 },
-                profile=pooled([each.summary.profile for each in rows]),
+                profile=pooled([row.summary.profile for row in rows]),
+                within=each.within,
+                slo=str(result.limits),
             )
         )
     return found

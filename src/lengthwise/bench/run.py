@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from lengthwise.bench.episodes import (
     FCFS,
-    ORACLE,
+    OF_TRUE_LENGTHS,
     OWN_SAMPLING,
     Arm,
     Draw,
@@ -31,6 +31,7 @@ from lengthwise.bench.episodes import (
     Prompts,
     TrafficPlan,
     Turn,
+    declared_lengths,
     draw,
     load_prompts,
     turns,
@@ -41,6 +42,7 @@ from lengthwise.client.load import LoadPlan, LoadReport, run_load
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.service import NO_PREDICTOR
+from lengthwise.predictors.state_file import STATE_OFF
 from lengthwise.reports.page import processor_name
 from lengthwise.vllm.bench_switch import TOKEN_VARIABLE
 from lengthwise.vllm.embedded import EmbeddedEngine, EngineOptions
@@ -72,7 +74,7 @@ class BenchServer:
         command: dict[str, Any] = {
             "do": "begin",
             "policy": arm.policy,
-            "predictor": NO_PREDICTOR if arm.predictor == ORACLE else arm.prompt_predictor,
+            "predictor": NO_PREDICTOR if arm.predictor in OF_TRUE_LENGTHS else arm.prompt_predictor,
         }
         if arm.probe is not None:
             command["probe"] = arm.probe
@@ -139,8 +141,10 @@ class BenchPlan:
 
     def __post_init__(self) -> None:
         own = self.traffic.own_answers
-        if own and any(arm.predictor == ORACLE for arm in self.arms):
-            raise InputError("true lengths of answers that the LLM ends", source="--predictor", hint="leave out oracle")
+        made = [arm.predictor for arm in self.arms if arm.predictor in OF_TRUE_LENGTHS]
+        if own and made:
+            problem = "true lengths of answers that the LLM ends"
+            raise InputError(problem, source="--predictor", hint=f"leave out {made[0]}")
         if not own and any(arm.probe is not None for arm in self.arms):
             problem = "a probe with forced lengths, which the hidden states do not reflect"
             raise InputError(problem, source="--predictor", hint="add --own-answers")
@@ -278,10 +282,11 @@ class _Run:
     async def _load(self, drawn: Draw, arm: Arm, on_part: Callable[[float], None]) -> LoadReport:
         workload, token = drawn.workload, self._server.token
         extras: list[dict[str, Any]] = []
+        declared = declared_lengths(arm, workload.output_tokens, self._plan.traffic.cap)
         for row in range(len(workload)):
             xargs: dict[str, Any] = {"bench_token": token, "bench_row": row, "cap": self._plan.traffic.cap}
-            if arm.predictor == ORACLE:
-                xargs["expected_tokens"] = int(workload.output_tokens[row])
+            if declared is not None:
+                xargs["expected_tokens"] = int(declared[row])
             sampling: dict[str, Any] = {"temperature": 0.0}
             if self._plan.traffic.own_answers:
                 sampling = {**OWN_SAMPLING, "seed": int(drawn.seeds[row])}
@@ -398,6 +403,7 @@ def embedded_server(
     options = EngineOptions(
         policy=FCFS,
         predictor=NO_PREDICTOR,
+        state=STATE_OFF,
         max_num_seqs=slots,
         compiled=compiled,
         probe=next(iter(probes), None),

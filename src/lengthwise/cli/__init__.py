@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 from typer.main import get_command, get_group
 
 from lengthwise.errors import InputError, missing_extra
@@ -18,15 +18,21 @@ __all__ = ["app", "main"]
 # Name and short help of every command, by panel, in the order of `lengthwise --help`. The command `x` is
 # `lengthwise.cli.x.app` where that module has one (a group), else its function `x`. `--help` imports none of them.
 PANELS = {
+    "See it": {
+        "demo": "Watch first come, first served race against predicted lengths: no GPU, no LLM, in the browser.",
+    },
     "Serve": {
         "serve": "Run the gateway: an OpenAI-compatible proxy that routes and orders by predicted length.",
         "keys": "Make, list and remove API keys for the gateway.",
+        "batch": "Answer a file of requests in OpenAI's batch format, the longest first.",
         "engine": "Run the embedded vLLM engine with the length-aware scheduler, or fit its cost model.",
     },
     "Simulate and plan": {
         "simulate": "Compare policies and routers on a simulated fleet, on the same arrivals and lengths.",
         "sweep": "Run a grid of simulations from a YAML file, in parallel and cached.",
         "plan": "Find the fewest engines that serve a trace within latency limits.",
+        "policies": "List the policies, one line each.",
+        "routers": "List the routers, one line each.",
         "explain": "Explain why a simulated request was sent to its engine.",
         "report": "Show or compare stored runs, or estimate what a policy would gain on logged traffic.",
     },
@@ -51,7 +57,7 @@ PANELS = {
         "doctor": "Show what is installed, what is missing, and what would keep a server from starting.",
     },
 }
-RETIRED = {"shadow": "use `lengthwise serve --engine URL --observe --learn DIR`, then `lengthwise report DIR`"}
+RETIRED = {"shadow": "use `lengthwise serve --engine URL --observe --log DIR`, then `lengthwise report DIR`"}
 COMMANDS = {name: text for commands in PANELS.values() for name, text in commands.items()}
 
 
@@ -59,6 +65,7 @@ def _load(name: str) -> Any:  # the command's class is Typer's private one
     command: Any
     module = import_module(f"lengthwise.cli.{name}")
     if hasattr(module, "app"):
+        module.app.info.cls = _Group
         command = get_group(module.app)
     else:
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
@@ -74,6 +81,27 @@ def _placeholder(name: str) -> Any:
     panel = next(title for title, commands in PANELS.items() if name in commands)
     single.command(name, help=COMMANDS[name], rich_help_panel=panel)(lambda: None)
     return get_command(single)
+
+
+def _hide_types_of_flags() -> None:
+    """Let the help show no `<bool>` behind a flag; Typer has no setting for that."""
+    shown: Any = getattr(TyperOption, "display_type_rich", None)
+    if shown is not None:
+        replacement: Any = lambda option, ctx: None if option.is_flag else shown(option, ctx)  # noqa: E731
+        TyperOption.display_type_rich = replacement  # type: ignore[method-assign]
+
+
+_hide_types_of_flags()
+
+
+class _Group(TyperGroup):
+    """Names all of its commands where there is none of a name: a similar one is seldom what was meant."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            *names, last = self.commands
+            ctx.fail(f"No such command '{args[0]}'. There are {', '.join(names)} and {last}.")
+        return super().resolve_command(ctx, args)
 
 
 class _LazyGroup(TyperGroup):
@@ -99,7 +127,7 @@ class _LazyGroup(TyperGroup):
             return super().invoke(ctx)
         except (InputError, ModuleNotFoundError) as error:
             # The commands that speak HTTP need `serve`, which brings pyarrow too.
-            over_http = ctx.invoked_subcommand in {**PANELS["Serve"], **PANELS["Measure"]}
+            over_http = ctx.invoked_subcommand in {**PANELS["See it"], **PANELS["Serve"], **PANELS["Measure"]}
             prefer = "serve" if over_http else "sim"
             cause = error if isinstance(error, InputError) else missing_extra(error, prefer)
             if cause is None:

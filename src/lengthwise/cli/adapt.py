@@ -38,7 +38,7 @@ def adapt(
         ),
     ] = None,
     traffic: Annotated[
-        Path | None, typer.Option("--from", metavar="DIR", help="In place of --lengths: a log of `serve --learn`.")
+        Path | None, typer.Option("--from", metavar="DIR", help="In place of --lengths: a log of `serve --log`.")
     ] = None,
     llm: Annotated[str | None, typer.Option(help="Name of the LLM [default: the one in the file].")] = None,
     force: Annotated[
@@ -51,13 +51,14 @@ def adapt(
     Nothing is retrained: the new LLM is a mixture of known LLMs with a spread fitted to its lengths. Scores are
     cross-validated by prompt.
 
-    With --from, adapt it to the LLMs of a gateway's traffic: from prompts where the log has them (--keep-prompts), else
-    by a correction for each LLM and tenant. Scores are of the last fifth of the requests; if they are not better there,
-    nothing is written (exit code 1). `serve --learn DIR --watch` uses DIR/predictor.lw without a restart.
+    With --from, learn from a gateway's traffic as a server does while it serves: from prompts where the log has them
+    (--keep-prompts), else a shift and a spread for each LLM and tenant. Scores are of the last fifth of the requests;
+    if they are not better there, nothing is written (exit code 1). `serve --log DIR --watch` uses DIR/predictor.lw
+    without a restart.
 
     Example: `lengthwise adapt default --lengths lengths.parquet -o adapted.lw`
 
-    Example: `lengthwise adapt --from learn/`
+    Example: `lengthwise adapt --from traffic/`
     """
     from lengthwise.predictors.adapt import ENOUGH, adapt_file, read_observed
 
@@ -110,7 +111,7 @@ def _table(report: AdaptReport) -> Table:
 
 
 def _adapt_traffic(model: str | None, folder: Path, out: Path | None, *, force: bool, as_json: bool) -> None:
-    from lengthwise.predictors.adapt_traffic import adapt_traffic, predictor_in_use, save_memory
+    from lengthwise.predictors.adapt_traffic import adapt_traffic, predictor_in_use
     from lengthwise.traffic.log import PREDICTOR_NAME
     from lengthwise.traffic.reader import read_traffic
 
@@ -119,14 +120,11 @@ def _adapt_traffic(model: str | None, folder: Path, out: Path | None, *, force: 
     need_folder(out, "--out")
     with late_bar() as bar:
         found = adapt_traffic(model or predictor_in_use(traffic, folder), traffic, out, force=force, progress=bar)
-    memory = save_memory(traffic, folder)
     if as_json:
         better = [each.llm for each in found.llms if each.better]
         typer.echo(to_json({"out": str(out), "written": found.written, "better": better, "report": found}))
     else:
         print_tables([_traffic_table(found)])
-        if memory is not None:
-            typer.echo(f"{memory}: prefix memory of {len(traffic):,} requests")
         if found.written:
             typer.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
     if not found.written:
@@ -139,13 +137,13 @@ def _traffic_table(found: TrafficAdaptation) -> Table:
 
     rows = []
     for each in found.llms:
-        how = "from prompts" if each.texts else "corrected"
+        how = "from prompts" if each.texts else "without prompts"
         verdict = "better" if each.better else "not better"
         rows.append([f"{each.llm}, as it was", *score_cells(each.before)])
         rows.append([f"{each.llm}, {how}: {verdict}", *score_cells(each.after)])
     notes = [
         "the last fifth of the requests, learned from the others; what is written is learned from all",
-        "better: the mean log score of held-out lengths is higher; prefix memory and online calibration are left out",
+        "better: the mean log score of held-out lengths is higher; prefix memory is left out",
     ]
     if found.too_few:
         notes.append("too few lengths: " + ", ".join(f"{llm} ({count})" for llm, count in found.too_few.items()))

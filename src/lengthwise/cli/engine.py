@@ -12,12 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from lengthwise.cli.model_options import options_from, validated
+from lengthwise.cli.model_options import options_from, retired_options, validated
 from lengthwise.cli.output import MaxNumSeqs, need_folder
 from lengthwise.client.client import engine_url
 from lengthwise.client.scrape import fetch_engine_facts
 from lengthwise.client.step_times import StepTimesPlan, measure_step_times
 from lengthwise.errors import InputError
+from lengthwise.predictors.service import RETIRED_MEMORY
+from lengthwise.predictors.state_file import STATE_OFF
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables
 from lengthwise.simulator.fit import FittedCost, StepTimes, engine_spec, fit_cost, write_fitted
@@ -33,6 +35,7 @@ _STARTING = "starting vLLM (half a minute on a CPU) ..."
     EngineOptions,
     without=["warm_predictor", "plugin", "compiled", "extra", "plugin_options"],
     defaults={"port": 8000},
+    retired=retired_options({"memory": RETIRED_MEMORY}),
 )
 def engine(
     context: typer.Context,
@@ -153,7 +156,7 @@ def _measured(
 def _embedded(seqs: int, longest: int) -> tuple[StepTimes, EngineFacts]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "steps.parquet"
-        options = EngineOptions(policy="fcfs", max_num_seqs=seqs, plugin_options={"steps": str(log)})
+        options = EngineOptions(policy="fcfs", state=STATE_OFF, max_num_seqs=seqs, plugin_options={"steps": str(log)})
         typer.echo(_STARTING, err=True)
         with EmbeddedEngine(options) as engine:
             _run(StepTimesPlan(engine.url, longest=longest, batches=_batches(seqs), staggered=True))

@@ -21,7 +21,7 @@ def evaluate(
     predictor: Annotated[
         str | None,
         typer.Argument(
-            help="A packaged predictor, a model file, `memory` or `memory+fast` (prefix memory: it learns row by row), "
+            help="A packaged predictor, a model file, `fast+learn`, `memory`, `memory+fast` (these learn row by row), "
             "`constant`, `constant-corpus`, `ask:URL` or a dotted path."
         ),
     ] = None,
@@ -35,18 +35,19 @@ def evaluate(
     max_tokens: Annotated[int, typer.Option(help="The max_tokens under which the lengths were sampled.", min=1)] = CAP,
     traffic: Annotated[
         Path | None,
-        typer.Option("--from", metavar="DIR", help="Score what was predicted in production: a log of `serve --learn`."),
+        typer.Option("--from", metavar="DIR", help="Score what was predicted in production: a log of `serve --log`."),
     ] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a predictor beside two constants and the noise ceiling, by LLM, corpus and predicted median.
 
-    With --from, score the predictions that a gateway made, by model, tenant and day, beside the model's history.
+    With --from, score the predictions that a gateway made, over time and by model, tenant and day, beside the model's
+    history.
 
     Example: `lengthwise evaluate default castillo --report out.html`
 
-    Example: `lengthwise evaluate --from learn/ --report production.html`
+    Example: `lengthwise evaluate --from traffic/ --report production.html`
     """
     need_folder(report, "--report", ".html")
     if traffic is not None:

@@ -79,6 +79,9 @@ def _tables(file: KeysFile) -> list[Table]:
             tenant.name,
             key.id,
             f"{key.created:%Y-%m-%d %H:%M}",
+            "yes" if tenant.admin else "",
+            f"{tenant.weight:g}",
+            tenant.request_class or str(tenant.priority),
             *(
                 "" if limit is None else str(limit)
                 for limit in (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrency)
@@ -87,4 +90,10 @@ def _tables(file: KeysFile) -> list[Table]:
         for tenant in file.tenants
         for key in tenant.keys
     ]
-    return [Table("API keys", ["tenant", "id", "created", "requests/min", "tokens/min", "concurrency"], rows)]
+    return [
+        Table(
+            "API keys",
+            ["tenant", "id", "created", "admin", "weight", "priority", "requests/min", "tokens/min", "concurrency"],
+            rows,
+        )
+    ]

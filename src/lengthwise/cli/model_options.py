@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -17,6 +18,8 @@ Model = TypeVar("Model", bound=BaseModel)
 _PLAIN = (bool, int, float, str)
 _GIVEN = ("COMMANDLINE", "ENVIRONMENT")
 _LONG = re.compile(r"--[\w-]+")
+_QUOTED = re.compile(r"`(\w+)`")
+_RETIRED = "retired_"
 _FLAGS = {"engines": "engine", "max_num_batched_tokens": "max_batched_tokens"}
 
 
@@ -69,11 +72,22 @@ def options_from(
         old = {flag.removesuffix("-s"): f"is now {flag}" for flag in timed} | dict(retired or {})
         added += [_retired(flag, text, environment) for flag, text in old.items()]
         parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in given] + added
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
-        return command
+
+        @functools.wraps(command)
+        def run(**arguments: Any) -> None:
+            # Typer passes an option that is not exposed as None.
+            command(**{name: value for name, value in arguments.items() if not name.startswith(_RETIRED)})
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
 
     return decorate
+
+
+def retired_options(fields: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of fields that are gone, with their errors, in which `field` becomes --field."""
+    return {_flag(old): _QUOTED.sub(lambda field: _flag(field[1]), text) for old, text in fields.items()}
 
 
 def _retired(flag: str, text: str, environment: str | None) -> inspect.Parameter:
@@ -89,7 +103,7 @@ def _retired(flag: str, text: str, environment: str | None) -> inspect.Parameter
         raise InputError(_LONG.sub(lambda new: _variable(new[0], environment) or "", text), source=variable)
 
     option = typer.Option(flag, hidden=True, expose_value=False, callback=refuse, envvar=variable)
-    name = f"retired_{flag.strip('-').replace('-', '_')}"
+    name = f"{_RETIRED}{flag.strip('-').replace('-', '_')}"
     annotation = Annotated[str | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,13 @@ Report = Annotated[Path | None, typer.Option(help="Also write an HTML report wit
 LIMITS = "Limits"
 SloTtft = Annotated[float, typer.Option(help="Goodput: largest TTFT in seconds.", rich_help_panel=LIMITS)]
 SloTpot = Annotated[float, typer.Option(help="Goodput: largest TPOT in seconds.", rich_help_panel=LIMITS)]
+SloE2e = Annotated[
+    float | None, typer.Option(help="Goodput: largest E2E in seconds [default: none].", rich_help_panel=LIMITS)
+]
+SloPerToken = Annotated[
+    float | None,
+    typer.Option(help="Goodput: largest E2E per output token in seconds [default: none].", rich_help_panel=LIMITS),
+]
 MaxNumSeqs = Annotated[int | None, typer.Option(min=1, help="Requests that run at once in the engine.")]
 SampleSource = Annotated[
     str, typer.Argument(help="`castillo`, a folder in its layout, or a Parquet file of length samples.")
@@ -62,6 +70,17 @@ def show(document: Document, report: Path | None = None, *, as_json: bool) -> No
         print_tables(document.tables)
     if report is not None:
         typer.echo(f"report: {report}", err=as_json)
+
+
+def list_kinds(kinds: Mapping[str, type], default: str, *, as_json: bool) -> None:
+    """Print the first line of the docstring of each class, by name."""
+    found = [{"name": name, "what": (kind.__doc__ or "").partition("\n")[0]} for name, kind in kinds.items()]
+    if as_json:
+        typer.echo(to_json(found))
+        return
+    width = max(map(len, kinds)) + 2
+    for row in found:
+        typer.echo(f"{row['name']:{width}}{row['what']}{' (the default of serve)' if row['name'] == default else ''}")
 
 
 def write_parquet(table: pa.Table, out: Path) -> None:

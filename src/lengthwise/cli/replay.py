@@ -11,7 +11,18 @@ from typing import Annotated, Literal
 import typer
 
 from lengthwise.cli.model_options import options_from
-from lengthwise.cli.output import LIMITS, AsJson, Report, SloTpot, SloTtft, need_folder, note, show, write_parquet
+from lengthwise.cli.output import (
+    AsJson,
+    Report,
+    SloE2e,
+    SloPerToken,
+    SloTpot,
+    SloTtft,
+    need_folder,
+    note,
+    show,
+    write_parquet,
+)
 from lengthwise.client.client import without_credentials
 from lengthwise.client.load import LoadPlan, LoadReport, run_load
 from lengthwise.errors import InputError
@@ -41,6 +52,14 @@ def replay(
     hints: Annotated[
         Literal["none", "oracle"], typer.Option(help="oracle: send each request's true length as a hint.")
     ] = "none",
+    hide_lengths: Annotated[
+        bool,
+        typer.Option(
+            "--hide-lengths",
+            help="Hide lengths from the gateway: max_tokens is the workload's own. Only simulated engines then "
+            "generate the workload's lengths (vllm_xargs.simulated_tokens); others end answers themselves.",
+        ),
+    ] = False,
     timeout_s: Annotated[float, typer.Option(help="Seconds without data before a request fails.")] = 600.0,
     max_failed: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of requests that may fail; above it, exit code 1.")
@@ -62,19 +81,17 @@ def replay(
     ] = None,
     slo_ttft: SloTtft = _SLO.ttft_s,
     slo_tpot: SloTpot = _SLO.tpot_s,
-    slo_e2e: Annotated[
-        float | None, typer.Option(help="Goodput: largest E2E in seconds [default: none].", rich_help_panel=LIMITS)
-    ] = None,
+    slo_e2e: SloE2e = None,
+    slo_per_token: SloPerToken = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one row per request (Parquet).")] = None,
     report: Report = None,
     as_json: AsJson = False,
-    **_: object,
 ) -> None:
     """Send a workload to an OpenAI endpoint in real time and measure the latency that its clients see.
 
     Each request is sent at its arrival time, whether or not earlier ones have finished. Lengths are forced by
-    max_tokens and ignore_eos, unless --free; a length-aware server reads the length from max_tokens. Ctrl-C prints
-    the measurements so far.
+    max_tokens and ignore_eos, unless --free; a length-aware server reads the length from max_tokens, so that it
+    predicts nothing: --hide-lengths keeps it from that. Ctrl-C prints the measurements so far.
 
     Example: `lengthwise replay w.parquet --url http://127.0.0.1:8080 --sweep 5 --report replay.html`
 
@@ -86,8 +103,10 @@ def replay(
         raise InputError("both --rate and --sweep", hint="give one of them")
     if out is not None and (sweep is not None or "," in (rate or "")):
         raise InputError("one file for several rates", source="--out", hint="give one --rate")
-    slo = LatencyLimits(slo_ttft, slo_tpot, math.inf if slo_e2e is None else slo_e2e)
-    plan = LoadPlan(url, model, speed, free, hints, timeout_s, api_key=api_key, stop_after=_DEAD)
+    slo = LatencyLimits.given(slo_ttft, slo_tpot, slo_e2e, slo_per_token)
+    if hide_lengths and (free or hints == "oracle"):
+        raise InputError("lengths are hidden and given", source="--hide-lengths", hint="leave out --free and --hints")
+    plan = LoadPlan(url, model, speed, free, hints, hide_lengths, timeout_s, api_key=api_key, stop_after=_DEAD)
     workload = load_trace(source, need_arrivals=rate is None and sweep is None)
     if limit is not None:
         workload = workload.head(limit)

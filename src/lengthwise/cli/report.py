@@ -22,7 +22,7 @@ def report(
         Path,
         typer.Argument(
             metavar="A.JSON|DIR",
-            help="Output of simulate, sweep, plan or replay with --json, or the log of `serve --observe --learn DIR`.",
+            help="Output of simulate, sweep, plan or replay with --json, or the log of `serve --observe --log DIR`.",
         ),
     ],
     second: Annotated[

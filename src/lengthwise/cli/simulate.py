@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lengthwise.cli.model_options import options_from, validated
-from lengthwise.cli.output import SloTpot, SloTtft, need_folder, note, show, write_parquet
+from lengthwise.cli.output import SloE2e, SloPerToken, SloTpot, SloTtft, need_folder, note, show, write_parquet
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
@@ -76,6 +76,8 @@ def simulate(
     ] = None,
     slo_ttft: SloTtft = _SLO.ttft_s,
     slo_tpot: SloTpot = _SLO.tpot_s,
+    slo_e2e: SloE2e = None,
+    slo_per_token: SloPerToken = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -112,7 +114,7 @@ def simulate(
             note(unmeasured)
     plan = replace(
         planned,
-        slo=LatencyLimits(slo_ttft, slo_tpot),
+        slo=LatencyLimits.given(slo_ttft, slo_tpot, slo_e2e, slo_per_token),
         explain=explain,
         pools=_pools(disaggregate, KvLink(kv_link, 1e-3 * kv_latency), decode_router),
         refresh=refresh,

@@ -24,6 +24,7 @@ from lengthwise.workloads import (
     load_alpaca,
     load_castillo,
     load_trace,
+    react_sessions,
     react_workload,
     read_workload,
     redraw,
@@ -67,12 +68,18 @@ class _Shape(BaseModel):
     turns: float | None = None
     """Group requests into sessions with this mean number of turns."""
     think_s: float = 30.0
-    """Mean seconds between the arrivals of two turns."""
+    """Mean seconds between the arrivals of two turns; with --closed-loop, between an answer and the next turn."""
+    closed_loop: bool = False
+    """A turn arrives after the answer to the turn before: a simulation decides when."""
 
     def apply(self, workload: Workload, seed: int) -> Workload:
         """Return the workload in this shape. Sessions first: a system prompt occurs once, at their start."""
         if self.turns is not None:
-            workload = into_sessions(workload, turns=self.turns, think_s=self.think_s, seed=seed)
+            workload = into_sessions(
+                workload, turns=self.turns, think_s=self.think_s, seed=seed, closed_loop=self.closed_loop
+            )
+        elif self.closed_loop:
+            raise InputError("a closed loop of requests without sessions", field="closed-loop", hint="give --turns")
         if self.shared_prefixes is not None:
             shared = {"prefixes": self.shared_prefixes, "tokens": self.prefix_tokens}
             workload = behind_prefixes(workload, **shared, popularity=self.popularity, seed=seed)
@@ -153,6 +160,24 @@ def react(
         cv=cv,
     )
     write(workload, out, as_json=as_json)
+
+
+@app.command()
+def agents(
+    rate: Rate,
+    out: Out,
+    sessions: Annotated[int, typer.Option(help="Number of sessions: tasks of an agent.")] = 500,
+    think_s: Annotated[float, typer.Option(help="Mean seconds of a tool, between an answer and the next step.")] = 1.0,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """ReAct agents in a closed loop: sessions of 2 to 23 steps, each after the answer to the step before and a tool.
+
+    Needs the trajectories of ReAct's prompts in $LENGTHWISE_DATA/traces/react.
+
+    Example: `lengthwise workload agents --rate 8 -o agents.parquet`
+    """
+    write(react_sessions(sessions=sessions, rate=rate, seed=seed, think_s=think_s), out, as_json=as_json)
 
 
 @app.command()

@@ -19,6 +19,7 @@ _IDLE_S: Final = 3.0
 being closed would be lost."""
 ASK_S: Final = 5.0
 """Timeout of requests for an engine's health, models, metrics and version."""
+_MAX_SHOWN: Final = 200  # characters of a URL in an error
 _JSON: Final = {"content-type": "application/json"}
 
 
@@ -26,6 +27,8 @@ class EngineError(Exception):
     """A call without an answer. `kind` is a bounded label for metrics."""
 
     kind: ClassVar[str] = "error"
+    resent: bool = False
+    """Whether the request was sent twice: first on a reused connection that the engine closed without an answer."""
 
 
 class EngineUnreachableError(EngineError):
@@ -62,10 +65,11 @@ def engine_url(text: str) -> str:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        (parts.hostname or "").encode("idna")  # as a connection does: no empty or long label
+    except ValueError:  # a UnicodeError is one
         usable = False
     if not usable or parts.query or parts.fragment:
-        shown = re.sub(r"(//)?.*@", r"\1***@", text)
+        shown = re.sub(r"(//)?.*@", r"\1***@", text)[:_MAX_SHOWN]
         raise InputError(f"'{shown}' is not the URL of an engine", hint="give one like http://127.0.0.1:8000")
     return url
 
@@ -85,6 +89,10 @@ class AnswerTransport(Protocol):
     deadline: float
     """When it fails with TimeoutError, unless this is set to infinity before; on the loop's clock."""
 
+    @property
+    def heard_at(self) -> float:
+        """When its last byte arrived, or now while it is not read; on the loop's clock."""
+
     async def chunk(self) -> bytes:
         """Return the next bytes of the body as soon as they arrive; empty at the end."""
 
@@ -98,7 +106,9 @@ class AnswerTransport(Protocol):
 class EngineResponse:
     """An engine's answer: its head has arrived, the body is read as it arrives. The caller closes it."""
 
-    def __init__(self, engine: EngineClient, response: AnswerTransport) -> None:
+    def __init__(self, engine: EngineClient, response: AnswerTransport, *, resent: bool = False) -> None:
+        """`resent`: whether the request was sent twice."""
+        self.resent = resent
         self._engine = engine
         self._response = response
         self._content_type = self.header("content-type") or ""
@@ -125,6 +135,11 @@ class EngineResponse:
     def is_json(self) -> bool:
         """Whether the body is JSON."""
         return self._content_type.startswith("application/json")
+
+    @property
+    def heard_at(self) -> float:
+        """When its last byte arrived, or now while it is not read; on the loop's clock."""
+        return self._response.heard_at
 
     def lift_limit(self) -> None:
         """End the limit of time that the request was sent with."""
@@ -235,12 +250,15 @@ class EngineClient:
         body: bytes,
         headers: Iterable[tuple[bytes, bytes]],
         limit_s: float = math.inf,
+        *,
+        resend: bool = True,
     ) -> EngineResponse:
         """Forward a client's request unchanged; `path` is encoded and includes the query.
 
-        EngineTimeoutError if the answer is not complete after `limit_s`, unless the limit is lifted before.
+        EngineTimeoutError if the answer is not complete after `limit_s`, unless the limit is lifted before. Without
+        `resend`, its body is sent once, on a new connection.
         """
-        return await self._call(method, path, headers, body or None, limit_s)
+        return await self._call(method, path, headers, body or None, limit_s, resend=resend)
 
     async def check(self, timeout_s: float = ASK_S) -> None:
         """Return if the engine is healthy, else raise an EngineError."""
@@ -257,7 +275,7 @@ class EngineClient:
         try:
             listed = [model for model in json.loads(body)["data"] if isinstance(model, dict)]
             return [model for model in listed if isinstance(model.get("id"), str)]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise EngineBrokenError(f"{self.name} answers {status} to /v1/models, without a list of models") from error
 
     async def _call(
@@ -267,6 +285,8 @@ class EngineClient:
         headers: Iterable[tuple[bytes, bytes]],
         body: bytes | None = None,
         limit_s: float = math.inf,
+        *,
+        resend: bool = True,
     ) -> EngineResponse:
         if self._pool is None:
             raise RuntimeError("an EngineClient is used inside `async with`")
@@ -274,7 +294,7 @@ class EngineClient:
             own = (b"Authorization", self._authorization)
             headers = [own, *(header for header in headers if header[0].lower() != b"authorization")]
         encoded = path.encode()
-        fresh = taken = False
+        fresh, taken = not resend, False
         while True:
             answer: Response | None = None
             try:
@@ -284,11 +304,13 @@ class EngineClient:
                 # Engines close idle connections at any time: a request that one of them swallows is sent once more,
                 # on a new connection.
                 if answer is None or answer.seen or not answer.reused or isinstance(error, TimeoutError):
-                    raise _engine_error(error, self.name) from error
+                    failure = _engine_error(error, self.name)
+                    failure.resent = fresh and resend
+                    raise failure from error
                 fresh = True
             else:
                 taken = True
-                return EngineResponse(self, answer)
+                return EngineResponse(self, answer, resent=fresh and resend)
             finally:
                 if answer is not None and not taken:  # a caller may be cancelled when the head has just arrived
                     answer.release()
@@ -316,16 +338,19 @@ def _engine_error(error: Exception, engine: str) -> EngineError:
     return EngineBrokenError(f"{engine} broke off")
 
 
-async def served_model(client: EngineClient, wanted: str | None) -> str:
-    """Return `wanted`, or the first model that the endpoint serves; InputError if it does not answer."""
+async def served_model(client: EngineClient, wanted: str | None, option: str = "--url") -> str:
+    """Return `wanted`, or the first model that the endpoint serves; InputError if it does not answer.
+
+    `option` is the one that names the endpoint.
+    """
     try:
         served = [str(model["id"]) for model in await client.models()]
     except EngineError as error:
         raise InputError(
             str(error),
-            source="--url",
+            source=option,
             hint="start one with `lengthwise engine` or `lengthwise serve`, or correct the URL",
         ) from error
     if wanted is None and not served:
-        raise InputError(f"{client.url} serves no model", source="--url", hint="name one with --model")
+        raise InputError(f"{client.url} serves no model", source=option, hint="name one with --model")
     return served[0] if wanted is None else wanted

@@ -19,9 +19,11 @@ from typing import Annotated, Any, Final, Self
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field
 
-from lengthwise.client.client import EngineClient, EngineError, served_model
+from lengthwise.client.client import EngineClient, served_model
+from lengthwise.client.offline import Backlog, Sender, SendLimits
 from lengthwise.errors import InputError
 from lengthwise.files import atomic_path
+from lengthwise.policies import Fcfs, Job
 from lengthwise.workloads import LengthSamples
 
 
@@ -93,8 +95,7 @@ def _difference(header: Any, settings: dict[str, Any]) -> str:  # any JSON value
     return ", ".join(f"{key} {header.get(key)!r}, now {now!r}" for key, now in changed.items())
 
 
-_RETRY_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
-_GIVE_UP_AFTER: Final = 50  # consecutive failures: the endpoint is taken to be down
+CHAT: Final = "/v1/chat/completions"
 _MESSAGE_CHARACTERS: Final = 200  # of an endpoint's error message
 
 
@@ -212,75 +213,58 @@ async def collect(
         with Journal(plan.journal, plan.settings(report.model)) as journal:
             report.answers = {key: answer for key, answer in journal.answers.items() if answer.sample < plan.samples}
             report.resumed = len(report.answers)
-            run = _Run(client, plan, report, journal, on_answer)
+            run = _Collector(client, prompts, plan, report, journal, on_answer)
             try:
-                await run.request_missing(prompts)
+                await run.run()
             except asyncio.CancelledError:
                 report.interrupted = True
+            report.gave_up = run.gave_up
     _write(prompts, plan, report)
 
 
-class _Run:
-    """Workers that share one iterator of missing answers."""
+class _Collector(Sender):
+    """Requests the missing answers in the order of the prompts."""
 
     def __init__(
         self,
         client: EngineClient,
+        prompts: Sequence[Prompt],
         plan: CollectPlan,
         report: CollectReport,
         journal: Journal,
         on_answer: Callable[[], None],
     ) -> None:
-        self._client, self._plan, self._report, self._journal = client, plan, report, journal
+        self._prompts, self._plan, self._report, self._journal = prompts, plan, report, journal
         self._on_answer = on_answer
-        self._failed_in_a_row = 0
+        backlog = Backlog(Fcfs(), engines=1, slots=plan.at_once, more=self._missing())
+        super().__init__([client], backlog, SendLimits(plan.retries, plan.retry_s))
 
-    async def request_missing(self, prompts: Sequence[Prompt]) -> None:
-        missing = (
-            (prompt, sample)
-            for prompt in prompts
-            for sample in range(self._plan.samples)
-            if (prompt.key, sample) not in self._report.answers
-        )
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(self._plan.at_once):
-                tasks.create_task(self._worker(missing))
+    def _missing(self) -> Iterator[Job]:
+        places = ((row, sample) for row in range(len(self._prompts)) for sample in range(self._plan.samples))
+        for number, (row, sample) in enumerate(places):
+            if (self._prompts[row].key, sample) not in self._report.answers:
+                yield Job(f"{row} {sample}", float(number))
 
-    async def _worker(self, missing: Iterator[tuple[Prompt, int]]) -> None:
-        for prompt, sample in missing:
-            result = await self._with_retries(prompt, sample)
-            if isinstance(result, Answer):
-                self._failed_in_a_row = 0
-                self._journal.add(result)
-                self._report.answers[result.prompt, result.sample] = result
-                self._on_answer()
-            else:
-                self._failed_in_a_row += 1
-                self._report.errors[result] += 1
-            if self._failed_in_a_row >= _GIVE_UP_AFTER:
-                self._report.gave_up = True
-                return
+    def _asked(self, job: Job) -> tuple[Prompt, int]:
+        row, sample = map(int, job.id.split())
+        return self._prompts[row], sample
 
-    async def _with_retries(self, prompt: Prompt, sample: int) -> Answer | str:
-        for attempt in range(self._plan.retries + 1):
-            result, retryable = await self._once(prompt, sample)
-            if isinstance(result, Answer) or not retryable or attempt == self._plan.retries:
-                break
-            await asyncio.sleep(self._plan.retry_s * 2**attempt)
-        return result
+    def request(self, job: Job) -> tuple[str, bytes]:
+        return CHAT, request_body(*self._asked(job), self._report.model, self._plan)
 
-    async def _once(self, prompt: Prompt, sample: int) -> tuple[Answer | str, bool]:
-        """Return an answer or the kind of error, and whether a retry may help."""
-        body = request_body(prompt, sample, self._report.model, self._plan)
-        try:
-            status, data = await self._client.fetch("/v1/chat/completions", body)
-        except EngineError as error:
-            return error.kind, True
-        if status != 200:
-            kind = f"http_{status}"
+    def answered(self, job: Job, engine: int, data: bytes) -> int | str:
+        result = read_answer(data, *self._asked(job))
+        if isinstance(result, str):
+            return result
+        self._journal.add(result)
+        self._report.answers[result.prompt, result.sample] = result
+        self._on_answer()
+        return result.output_tokens
+
+    def failed(self, job: Job, kind: str, data: bytes) -> None:
+        self._report.errors[kind] += 1
+        if data and kind.startswith("http_"):
             self._report.messages.setdefault(kind, error_message(data))
-            return kind, status in _RETRY_STATUS
-        return read_answer(data, prompt, sample), False
 
 
 def request_body(prompt: Prompt, sample: int, model: str, plan: CollectPlan) -> bytes:
@@ -289,10 +273,15 @@ def request_body(prompt: Prompt, sample: int, model: str, plan: CollectPlan) -> 
         "model": model,
         "messages": [{"role": "user", "content": plan.text(prompt)}],
         "max_tokens": plan.max_tokens,
-        "seed": xxhash.xxh3_64_intdigest(f"{plan.seed}\n{prompt.key}\n{sample}".encode()) >> 33,
+        "seed": seed_of(plan.seed, f"{prompt.key}\n{sample}"),
     }
     given = {name: value for name, value in plan.sampling.items() if value is not None}
     return json.dumps(body | given).encode()
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Return the seed of one answer, below 2^31: the same in every run."""
+    return xxhash.xxh3_64_intdigest(f"{seed}\n{name}".encode()) >> 33
 
 
 def error_message(data: bytes) -> str:

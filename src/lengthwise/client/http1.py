@@ -111,6 +111,11 @@ class Response:
             self._waiter.set_result(None)
 
     @property
+    def heard_at(self) -> float:
+        """When its last byte arrived, or now while it is not read; on the loop's clock."""
+        return self._connection.heard_at
+
+    @property
     def ended(self) -> bool:
         """Whether all of it has arrived."""
         return self._ended
@@ -176,6 +181,11 @@ class HttpConnection(asyncio.Protocol):
             self._pool.put(self)
         else:
             self.abort()
+
+    @property
+    def heard_at(self) -> float:
+        """When the last byte arrived, or a request was sent; now while reading is paused."""
+        return self.loop.time() if self._paused else self._last
 
     @property
     def usable(self) -> bool:

@@ -1,6 +1,6 @@
 """Which kind of engine a server is, found by asking it.
 
-lengthwise   vLLM with our scheduler: reads a prediction in `vllm_xargs` (`xargs_prediction`)
+lengthwise   vLLM with our scheduler: reads `vllm_xargs` (`xargs_prediction`, `client.request_classes`)
 vllm         stock vLLM: orders by `priority`, lower first, under `--scheduling-policy priority`; else ignores it
 sglang       orders by `priority`, higher first, under `--enable-priority-scheduling`
 openai       any other server: nothing is added to a request
@@ -72,7 +72,7 @@ async def find_engine_kind(client: EngineClient) -> FoundEngine:
     owners = {str(model.get("owned_by")) for model in models}
     metrics = await fetch_metrics(client) or ""
     if "sglang" in owners or "sglang:" in metrics:
-        info = await _json(client, "/get_server_info")
+        info = await _json(client, "/server_info") or await _json(client, "/get_server_info")  # its older name
         return FoundEngine("sglang", _text(info.get("version")))
     if "vllm" not in owners and "vllm:" not in metrics:
         return FoundEngine("openai")
@@ -90,7 +90,7 @@ async def _ask_scheduler(client: EngineClient, model: str) -> dict[str, Any] | N
         described = (json.loads(reply).get("kv_transfer_params") or {}).get(MARKER)
     except EngineTimeoutError as error:
         raise EngineError(f"{client.name} does not answer a completion of one token in time") from error
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
     return described if isinstance(described, dict) else None
 
@@ -100,7 +100,7 @@ async def _json(client: EngineClient, path: str) -> dict[str, Any]:
     try:
         status, body = await client.fetch(path, timeout_s=ASK_S)
         content = json.loads(body) if status == 200 else {}
-    except (EngineError, ValueError):
+    except (EngineError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

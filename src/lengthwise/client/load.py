@@ -24,12 +24,13 @@ from lengthwise.client.client import EngineClient, EngineError, EngineResponse, 
 from lengthwise.client.sse import DONE, read_events
 from lengthwise.errors import InputError
 from lengthwise.simulator.metrics import LatencyLimits, Spread, Summary, summarise
-from lengthwise.traffic.rows import row_schema
+from lengthwise.traffic.rows import LIMITS, row_schema
 from lengthwise.workloads import Workload
 
 Hints = Literal["none", "oracle"]
 
 _CONNECTS_IN_S: Final = 60.0
+_SENT_LIMITS: Final = {"ttft_limit_s": "ttft_s", "per_token_limit_s": "per_token_s", "e2e_limit_s": "slo_s"}
 
 # One token each, with the space before them, in the tokenizers of the common LLMs.
 WORDS: Final = (" the", " of", " and", " to", " in", " is", " that", " for", " it", " was", " on", " are", " as")
@@ -48,6 +49,8 @@ class LoadPlan:
     """Let answers end by themselves, instead of at the workload's length."""
     hints: Hints = "none"
     """oracle: send each true length, as `nvext.agent_hints.osl`."""
+    hide_lengths: bool = False
+    """Send the workload's own max_tokens, and the true length where only a simulated engine reads it."""
     timeout_s: float = 600.0
     """Longest time without a byte of an answer."""
     extras: Sequence[Mapping[str, Any]] = ()
@@ -81,6 +84,10 @@ class Sample:
     output_tokens: int = 0
     input_tokens: int = 0
     """As reported by the endpoint; 0 if it does not."""
+    ttft_limit_s: float = math.inf
+    per_token_limit_s: float = math.inf
+    e2e_limit_s: float = math.inf
+    """Its own latency limits, which are sent with it."""
     error: str | None = None
     """The kind of error, if it failed."""
     gaps_s: list[float] = field(default_factory=list, repr=False)
@@ -112,16 +119,17 @@ class LoadReport:
         return Spread.of(np.array([gap for sample in self.served for gap in sample.gaps_s], np.float64))
 
     def within(self, slo: LatencyLimits) -> float:
-        """The share of sent requests, failed ones too, that were served within the limits."""
+        """The share of sent requests, failed ones too, that were served within their limits, else within these."""
         return self._met(slo) / max(1, len(self.samples))
 
     def goodput(self, slo: LatencyLimits) -> float:
-        """Requests per second of makespan that were served within the limits."""
+        """Requests per second of makespan that were served within their limits, else within these."""
         makespan = self.summary().makespan_s
         return self._met(slo) / makespan if makespan > 0 else 0.0
 
     def _met(self, slo: LatencyLimits) -> int:
-        return int(slo.met(**self._columns).sum())
+        own = {latency: np.array([getattr(each, name) for each in self.served]) for name, latency in LIMITS.items()}
+        return int(slo.met(**self._columns, own=own).sum())
 
     @property
     def served(self) -> list[Sample]:
@@ -162,12 +170,17 @@ class LoadReport:
         names = [name for name in Sample.__slots__ if name != "gaps_s"]
         own = {"due_s": pa.float64(), "asked_tokens": pa.int64(), "error": pa.string()}
         schema = pa.schema([(name, own[name]) if name in own else row_schema([name]).field(0) for name in names])
-        return pa.table({name: [getattr(s, name) for s in self.samples] for name in names}, schema=schema)
+        columns = {name: [getattr(s, name) for s in self.samples] for name in names}
+        given = {name: [None if math.isinf(limit) else limit for limit in columns[name]] for name in LIMITS}
+        return pa.table(columns | given, schema=schema)
 
 
 async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], None]) -> None:
     """Send the workload and fill the report. If cancelled (Ctrl-C), the report keeps what was measured."""
     plan = report.plan
+    if workload.has_think_times:
+        hint = "simulate it, or leave think_s out"
+        raise InputError("requests that wait for answers can only be simulated", field="think_s", hint=hint)
     # One connection per request: on a busy machine an idle one may be closed just as it is reused.
     async with EngineClient(
         plan.url,
@@ -179,6 +192,7 @@ async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], 
         report.model = await served_model(client, plan.model)
         began = time.perf_counter()
         due = (workload.arrival_s - workload.arrival_s[0]) / plan.speed if len(workload) else []
+        limits = {name: workload.limit(name) for name in LIMITS}
         dead = asyncio.Event()
         in_a_row = 0
         sending: list[asyncio.Task[None]] = []
@@ -197,9 +211,11 @@ async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], 
                     if dead.is_set():
                         break
                     sample = Sample(row, float(due_s), int(workload.output_tokens[row]))
+                    for name, column in limits.items():
+                        setattr(sample, name, float(column[row]))
                     report.samples.append(sample)
                     path, body = request_of(workload, row, report.model, plan)
-                    task = tasks.create_task(_send(client, path, body, sample, began))
+                    task = tasks.create_task(send_request(client, path, body, sample, began))
                     task.add_done_callback(partial(ended, sample))
                     sending.append(task)
                 await _all_or_dead(sending, dead)
@@ -236,14 +252,18 @@ def request_of(workload: Workload, row: int, model: str, plan: LoadPlan) -> tupl
         "stream": True,
         "stream_options": {"include_usage": True},
         # null: as many as the context holds, where OpenAI's default for plain completions would be 16.
-        "max_tokens": workload.table["max_tokens"][row].as_py() if plan.free else length,
+        "max_tokens": workload.table["max_tokens"][row].as_py() if plan.free or plan.hide_lengths else length,
     }
-    if not plan.free:
+    if plan.hide_lengths:
+        body["vllm_xargs"] = {"simulated_tokens": length}
+    elif not plan.free:
         body["ignore_eos"] = True
     if plan.hints == "oracle":
         body["nvext"] = {"agent_hints": {"osl": length}}
     if plan.extras:
         body |= plan.extras[row]
+    if own := _declared(workload, row):
+        body["vllm_xargs"] = {**body.get("vllm_xargs", {}), **own}
     if priority := int(workload.priority[row]):
         body["priority"] = priority
     prompt = workload.table["prompt"][row].as_py()
@@ -251,6 +271,13 @@ def request_of(workload: Workload, row: int, model: str, plan: LoadPlan) -> tupl
         return "/v1/completions", json.dumps({**body, "prompt": _made_up(workload, row)}).encode()
     messages = [{"role": "user", "content": prompt}]
     return "/v1/chat/completions", json.dumps({**body, "messages": messages}).encode()
+
+
+def _declared(workload: Workload, row: int) -> dict[str, Any]:
+    """Return the class and the latency limits of a request, as gateway and plug-in read them."""
+    columns = {"request_class": "request_class", **_SENT_LIMITS}
+    found = {sent: workload.table[name][row].as_py() for name, sent in columns.items()}
+    return {sent: value for sent, value in found.items() if value is not None}
 
 
 def _made_up(workload: Workload, row: int) -> str:
@@ -263,10 +290,19 @@ def _made_up(workload: Workload, row: int) -> str:
     return "".join(words)
 
 
-async def _send(client: EngineClient, path: str, body: bytes, sample: Sample, began: float) -> None:
+async def send_request(
+    client: EngineClient,
+    path: str,
+    body: bytes,
+    sample: Sample,
+    began: float,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Send a request and read its streamed answer; the sample gets its times, which begin at `began`, or its error."""
     sample.arrival_s = time.perf_counter() - began
+    sent = {"content-type": "application/json", **(headers or {})}
     try:
-        async with await client.post(path, body) as answer:
+        async with await client.post(path, body, sent) as answer:
             ok = answer.status == 200
             sample.error = await _read(answer, sample, began) if ok else f"http_{answer.status}"
     except EngineError as error:

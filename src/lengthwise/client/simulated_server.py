@@ -23,6 +23,7 @@ import uvicorn
 import xxhash
 
 from lengthwise.client.kind import MARKER, xargs_prediction
+from lengthwise.client.request_classes import xargs_limits, xargs_priority
 from lengthwise.errors import InputError
 from lengthwise.policies import Job
 from lengthwise.predictors.contract import render_chat
@@ -83,6 +84,9 @@ class _Question:
             "", 0.0, prompt_tokens=prompt_tokens, blocks=blocks, max_tokens=limit,
             prediction=xargs_prediction(xargs, limit), priority=_whole(body.get("priority") or 0, "priority"),
         )  # fmt: skip
+        job.use_limits(**xargs_limits(xargs))
+        priority, _ = xargs_priority(xargs, {})
+        job.priority = job.priority if priority is None else priority
         return cls(
             job, min(tokens, limit), tokens < limit, bool(body.get("stream")),
             isinstance(options, dict) and bool(options.get("include_usage")), MARKER in xargs, chat,

@@ -6,16 +6,18 @@ import asyncio
 import inspect
 import json
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from lengthwise.client.client import without_credentials
 from lengthwise.errors import InputError
+from lengthwise.gateway.audit_log import note
 from lengthwise.gateway.bodies import (
     ChatBody,
     CompletionBody,
@@ -30,7 +32,10 @@ from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.fleet import EngineFleet
+from lengthwise.gateway.json_fields import LARGE_BODY
 from lengthwise.gateway.metrics import Metrics
+from lengthwise.gateway.streaming import BodyBudget
+from lengthwise.gateway.tenants import lease_of
 from lengthwise.gateway.types import PREFIX, Call
 from lengthwise.lengths import LengthDistribution, wide_prior
 from lengthwise.policies import Job, make_policy
@@ -52,6 +57,10 @@ class _Fields(CompletionBody):
     input: Any = None
 
 
+_NUMBER: Final = "number:"
+"""Begins the path of a request by its number in the dashboard's events, in place of its id."""
+
+
 class Admin:
     """The handlers of these paths; the gate decides which requests reach them. No answer holds a prompt's text."""
 
@@ -63,6 +72,7 @@ class Admin:
         metrics: Metrics,
         fleet: EngineFleet,
         calls: Mapping[str, Call],
+        budget: BodyBudget,
     ) -> None:
         self._config = config
         self._dispatcher = dispatcher
@@ -70,6 +80,7 @@ class Admin:
         self._metrics = metrics
         self._fleet = fleet
         self._calls = calls
+        self._budget = budget
 
     def use(self, config: GatewayConfig) -> None:
         """Use these settings from now on."""
@@ -91,6 +102,14 @@ class Admin:
         if request.method != "POST":
             return JSONResponse({"engines": [_described(engine) for engine in self._dispatcher.engines]})
         wanted = await read_model(request, EngineConfig, code="invalid_engine")
+        note(request.scope, engine=wanted.name, url=without_credentials(wanted.url))
+        if not self._config.may_join(wanted):
+            raise ApiError(
+                403,
+                "engines may not join from that host; `engine_hosts` allows it",
+                param="url",
+                code="host_not_allowed",
+            )
         try:
             engine = await self._fleet.add(wanted)
         except InputError as error:
@@ -100,6 +119,7 @@ class Admin:
     async def remove_engine(self, request: Request) -> Response:
         """Let an engine leave; its running requests finish."""
         name = request.path_params["name"]
+        note(request.scope, engine=name)
         try:
             self._fleet.remove(name)
         except KeyError as error:
@@ -127,7 +147,12 @@ class Admin:
     async def explain(self, request: Request) -> Response:
         """Return why an open request is where it is: the numbers behind its place and its engine."""
         wanted = request.path_params["request_id"]
-        calls = [call for call in self._calls.values() if call.request_id.decode("latin-1") == wanted]
+        number = wanted.removeprefix(_NUMBER) if wanted.startswith(_NUMBER) else None
+        calls = [
+            call
+            for call in self._calls.values()
+            if call.request_id.decode("latin-1") == wanted or (number is not None and call.job.id == number)
+        ]
         if not calls:
             message = f"no request '{wanted[:100]}' is waiting or running"
             raise ApiError(404, message, param="request_id", code="not_found")
@@ -135,16 +160,23 @@ class Admin:
 
     async def predict(self, request: Request) -> Response:
         """Return the predicted length of the answer to a body of any of the queued APIs, without running it."""
+        tenant, headers = lease_of(request.scope).tenant.name, dict(request.scope["headers"])
         raw = await read_body(request, min(self._config.max_body_bytes, _MAX_PREDICTED_BYTES))
-        body = parse(_api_of(raw), raw)
-        source, prediction = await self._predicted(body)
+        read = partial(_read_request, raw, headers)
+        body, job = read() if len(raw) < LARGE_BODY else await self._budget.read(tenant, read)
+        del read, raw
+        if self._config.keys is not None:
+            job.tenant = tenant
+        source, prediction = await self._predicted(body, job, headers, tenant)
         return JSONResponse({"model": body.model, "source": source, **_numbers(prediction.censored_at(body.limit))})
 
-    async def _predicted(self, body: CompletionBody) -> tuple[PredictionSource, LengthDistribution]:
+    async def _predicted(
+        self, body: CompletionBody, job: Job, headers: Mapping[bytes, bytes], tenant: str
+    ) -> tuple[PredictionSource, LengthDistribution]:
         if (hint := body.prediction()) is not None:
             return "hint", hint
         try:
-            future = self._predictions.predict(body.prediction_input()) if body.readable else None
+            future = self._predictions.predict(body.prediction_input(job, headers)) if body.readable else None
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ApiError(400, "messages, input or tools are not in the API's format", code="invalid_value") from error
         if future is not None:
@@ -152,7 +184,7 @@ class Admin:
                 return "predictor", await asyncio.wait_for(asyncio.wrap_future(future), _PREDICT_S)
             except Exception as error:  # the predictor may come from another package: history is used in its place
                 _log.warning("a prediction failed: %.300r", error)
-        history = self._predictions.from_history(body.llm, body.limit)
+        history = self._predictions.from_history(body.llm, body.limit, tenant)
         return ("prior", wide_prior()) if history is None else ("history", history)
 
     def _waiting(self, job: Job) -> dict[str, Any]:
@@ -195,6 +227,7 @@ class Admin:
     async def _change_policy(self, request: Request) -> None:
         try:
             name = json.loads(await read_body(request))["policy"]
+            note(request.scope, policy=str(name), before=self._dispatcher.policy.name)
             policy = make_policy(str(name)[:_MAX_SPEC], imports=False)
         except InputError as error:
             raise ApiError(400, str(error), param="policy", code="unknown_policy") from error
@@ -218,6 +251,16 @@ def _described(engine: GatewayEngine) -> dict[str, Any]:
     }
 
 
+def _read_request(raw: bytes, headers: Mapping[bytes, bytes]) -> tuple[CompletionBody, Job]:
+    """Return a body of any of the queued APIs, and its job."""
+    body = parse(_api_of(raw), raw)
+    try:
+        job = body.job("", 0.0, headers, limits=False)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ApiError(400, "messages, input or tools are not in the API's format", code="invalid_value") from error
+    return body, job
+
+
 def _api_of(raw: bytes) -> type[CompletionBody]:
     """Return the kind of a body by its fields; `input` is that of /v1/responses, `system` that of /v1/messages."""
     fields = parse(_Fields, raw).model_fields_set
@@ -232,10 +275,10 @@ def _prediction(job: Job) -> LengthDistribution:
 
 def _numbers(prediction: LengthDistribution) -> dict[str, Any]:
     """Return a prediction as numbers, in tokens."""
-    return {
-        "median": round(prediction.quantile(0.5), 1),
-        "mean": round(prediction.mean(), 1),
-        "quantiles": {str(q): round(prediction.quantile(q), 1) for q in _QUANTILES},
+    return {  # an answer has a token at least
+        "median": round(max(1.0, prediction.quantile(0.5)), 1),
+        "mean": round(max(1.0, prediction.mean()), 1),
+        "quantiles": {str(q): round(max(1.0, prediction.quantile(q)), 1) for q in _QUANTILES},
         "cap": prediction.cap,
     }
 
@@ -252,6 +295,5 @@ def _terms(job: Job, now: float) -> dict[str, float]:
         "prompt_tokens": job.prompt_tokens,
         "cached_tokens": job.cached_tokens,
     }
-    if math.isfinite(job.deadline):
-        terms["left_s"] = job.deadline - now
+    terms |= {f"{name.removesuffix('_s')}_left_s": left for name, left in job.limits_left(now).items()}
     return {name: round(float(value), 4) for name, value in terms.items()}

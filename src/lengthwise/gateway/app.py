@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from lengthwise.client.client import EngineClient, EngineError
 from lengthwise.gateway.access_log import AccessLog
 from lengthwise.gateway.admin import Admin
+from lengthwise.gateway.audit_log import AuditLog
 from lengthwise.gateway.bodies import BODIES
 from lengthwise.gateway.completions import Completions
 from lengthwise.gateway.config import GatewayConfig
@@ -32,18 +33,19 @@ from lengthwise.gateway.errors import (
 )
 from lengthwise.gateway.fleet import EngineFleet
 from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding
+from lengthwise.gateway.hangs import HangWatch
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
 from lengthwise.gateway.recent_requests import RecentRequests
 from lengthwise.gateway.reload import PredictorWatch, Reloader, UsesConfig
 from lengthwise.gateway.request_rows import TrafficLogMetrics, predictor_counts
-from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import RouterAdapter, warm_router
-from lengthwise.gateway.stored_responses import ResponseOwners
+from lengthwise.gateway.stored_responses import ResponseIds, ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget
 from lengthwise.gateway.tenants import TenantGate, Tenants
 from lengthwise.gateway.types import Call
-from lengthwise.predictors.service import prediction_service
+from lengthwise.predictors.service import PredictionService, prediction_service
+from lengthwise.predictors.state_file import state_file
 from lengthwise.traffic.log import TrafficLog
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def create_app(
     gateway = _Gateway(config, load, on_engines, make_client)
     app = _App(
         routes=gateway.routes(),
-        middleware=[Middleware(TenantGate, tenants=gateway.tenants, log=gateway.access_log)],
+        middleware=[Middleware(TenantGate, tenants=gateway.tenants, log=gateway.access_log, audit=gateway.audit_log)],
         lifespan=gateway.lifespan,
         exception_handlers={
             ApiError: api_error_response,
@@ -106,6 +108,18 @@ class _App(Starlette):
             await super().__call__(scope, receive, send)
 
 
+class _TenantLearning:
+    """Keeps what is learned of tenants apart as the settings say."""
+
+    def __init__(self, predictions: PredictionService) -> None:
+        self._predictions = predictions
+
+    def use(self, config: GatewayConfig) -> None:
+        """Use these settings from now on."""
+        if self._predictions.tenants_apart != config.tenants_apart:
+            self._predictions.tenants_apart = config.tenants_apart
+
+
 class _Gateway:
     def __init__(
         self,
@@ -119,7 +133,11 @@ class _Gateway:
         self._on_engines = on_engines
         self.tenants = Tenants(config)
         self.access_log = None if config.access_log is None else AccessLog(config.access_log)
-        self._predictions = prediction_service(config.predictor, memory=config.memory_setting)
+        self.audit_log = None if config.audit_log is None else AuditLog(config.audit_log)
+        state = state_file(config.state, "gateway")
+        self._predictions = prediction_service(
+            config.predictor, learning=config.learning, tenants_apart=config.tenants_apart, state=state
+        )
         self._watch = None
         if config.watch and config.watched is not None:
             in_use = str(config.watched) == config.predictor
@@ -134,12 +152,13 @@ class _Gateway:
         budget = BodyBudget(config.max_held_bytes)
         self.exported = Metrics(self._dispatcher, config.predictor, self._predictions, budget)
         self._names = ModelNames(config, self._dispatcher)
-        self._traffic = None if config.learn is None else TrafficLog(config.learn, max_bytes=config.learn_bytes)
+        self._traffic = None if config.log is None else TrafficLog(config.log, max_bytes=config.log_bytes)
         self._fleet = EngineFleet(config, self._dispatcher, self.exported, make_client, self._traffic)
         self._tracing = None if config.otlp_endpoint is None else _tracing(config.otlp_endpoint, self._dispatcher)
         calls: dict[str, Call] = {}
+        self._hangs = HangWatch(self._dispatcher, calls)
         recent, owners = RecentRequests(self._dispatcher), ResponseOwners()
-        retries = Retries(most=config.retries, share=config.retry_share)
+        ids = ResponseIds(None if config.shared_secret is None else config.shared_secret.get_secret_value())
         served = (config, self._dispatcher, self.exported, budget)
         self.completions = {
             path: Completions(
@@ -148,8 +167,8 @@ class _Gateway:
                 *served,
                 predictions=self._predictions,
                 names=self._names,
+                ids=ids,
                 owners=owners,
-                retries=retries,
                 calls=calls,
                 recent=recent,
                 traffic=self._traffic,
@@ -157,19 +176,19 @@ class _Gateway:
             )
             for path, model in BODIES.items()
         }
-        self._forwarding = Forwarding(*served, names=self._names, owners=owners)
-        self._admin = Admin(config, self._dispatcher, self._predictions, self.exported, self._fleet, calls)
-        self._dashboard = Dashboard(config, self._dispatcher, calls, recent)
+        self._forwarding = Forwarding(*served, names=self._names, ids=ids, owners=owners)
+        self._admin = Admin(config, self._dispatcher, self._predictions, self.exported, self._fleet, calls, budget)
+        self._dashboard = Dashboard(config, self._dispatcher, self._predictions, calls, recent)
         users: list[UsesConfig] = [
             self._names,
             *self.completions.values(),
             self._forwarding,
             self._admin,
             self._dashboard,
+            _TenantLearning(self._predictions),
         ]
-        if self.access_log is not None:
-            users.append(self.access_log)
-        self.reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, users)
+        users += [log for log in (self.access_log, self.audit_log) if log is not None]
+        self.reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, users, self.audit_log)
         logged = None if self._traffic is None else TrafficLogMetrics(self._traffic)
         for part in (self.tenants, self.access_log, logged, self._dashboard):
             if part is not None:
@@ -181,6 +200,7 @@ class _Gateway:
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.model),
             *(Route(path, self._forwarding) for path in ("/v1/{path:path}", *BARE_PATHS)),
+            *(Route(path.replace("*", "{path:path}"), self._forwarding) for path in self._config.extra_paths),
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
@@ -197,7 +217,7 @@ class _Gateway:
             if self._dispatcher.uses_predictions or self._config.observe:
                 self._predictions.warm()
             interval_s = self._config.health_interval_s
-            watches = [asyncio.create_task(self.tenants.watch(interval_s))]
+            watches = [asyncio.create_task(self.tenants.watch(interval_s)), asyncio.create_task(self._hangs.run())]
             if self._watch is not None:
                 watches.append(asyncio.create_task(self._watch.run(interval_s)))
             try:
@@ -249,10 +269,10 @@ class _Gateway:
             "waiting": self._dispatcher.waiting,
             "policy": self._dispatcher.policy.name,
             "router": self._dispatcher.routes.name,
-            "predictor": self._config.predictor,
+            "predictor": (None if self._watch is None else self._watch.in_use) or self._config.predictor,
             "predictor_version": self._predictions.predictor,
             "watch": None if self._watch is None else self._watch.state,
-            "memory": "off" if self._predictions.memory is None else "on",
+            "learning": "on" if self._predictions.learning else "off",
             "predictions_from": "predictor" if self._predictions.works else "history",
         }
         return JSONResponse(body)
@@ -266,4 +286,4 @@ class _Gateway:
 
     async def metrics(self, _: Request) -> Response:
         """Return the metrics in Prometheus's text format."""
-        return Response(self.exported.exposition(), media_type=_METRICS_TYPE)
+        return Response(await self.exported.exposition(), media_type=_METRICS_TYPE)

@@ -10,6 +10,7 @@ import asyncio
 import io
 import json
 import math
+import resource
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -38,8 +39,9 @@ from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.recent_requests import SOURCES, RecentRequests, Rows, latency_series
 from lengthwise.gateway.types import PAGE_PATHS, PREFIX, Call
 from lengthwise.lengths import TIE_NU, log_t
-from lengthwise.policies import Job, make_policy
+from lengthwise.policies import DEFAULT_POLICY, Job, make_policy
 from lengthwise.policies.registry import POLICIES
+from lengthwise.predictors.service import LearningProgress, PredictionService
 from lengthwise.routers import DEFAULT_ROUTER
 
 MAX_VIEWERS: Final = 32
@@ -50,10 +52,15 @@ _HISTORY: Final = 800
 _BUCKET_S: Final = 15.0
 _QUANTILES: Final = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95)
 _MIN_REPLAYED: Final = 50
+_BASELINE: Final = "fcfs"
+_MIN_BESIDE: Final = 200
+_MAX_BESIDE: Final = 5_000
+_REPLAY_SHARE: Final = 0.02  # of a core, for the replay that is kept up to date
+_MIN_PAUSE_S: Final = 60.0
 _MAX_ANSWER_S: Final = 120.0
 _MAX_QUESTION_BYTES: Final = 4096
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-_HEADERS: Final = {
+PAGE_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -95,15 +102,25 @@ class Dashboard:
     """The page, its events and its simulations."""
 
     def __init__(
-        self, config: GatewayConfig, dispatcher: Dispatcher, calls: Mapping[str, Call], recent: RecentRequests
+        self,
+        config: GatewayConfig,
+        dispatcher: Dispatcher,
+        predictions: PredictionService,
+        calls: Mapping[str, Call],
+        recent: RecentRequests,
     ) -> None:
         self._config = config
         self._dispatcher = dispatcher
+        self._predictions = predictions
         self._calls = calls
         self._recent = recent
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._simulating = asyncio.Lock()
+        self._beside: dict[str, Any] | None = None
+        self._replayed_s = -math.inf  # when the last replay ended, by the dispatcher's clock
+        self._pause_s = 0.0
+        self._replaying: asyncio.Task[None] | None = None
         self._cpu_s = 0.0
         folder = Path(__file__).parent / "static"
         self._files = {path: (folder / name).read_bytes() for path, name in PAGE_PATHS.items()}
@@ -129,7 +146,7 @@ class Dashboard:
     async def page(self, request: Request) -> Response:
         """Return a static file."""
         path = request.url.path
-        return Response(self._files[path], media_type=_TYPES[PAGE_PATHS[path].rpartition(".")[2]], headers=_HEADERS)
+        return Response(self._files[path], media_type=_TYPES[PAGE_PATHS[path].rpartition(".")[2]], headers=PAGE_HEADERS)
 
     async def events(self, request: Request) -> Response:
         """Return the stream of snapshots, the history first; 503 if too many watch."""
@@ -163,9 +180,12 @@ class Dashboard:
             pending = pending[pending["finished_s"] >= bucket * _BUCKET_S]
             while self._viewers and not request.app.state.draining:
                 await asyncio.sleep(_EVERY_S)
+                if self._replaying is None or self._replaying.done():
+                    self._replaying = asyncio.create_task(self._replay_beside())
+                learned = await asyncio.to_thread(self._predictions.progress)
                 began, now = time.thread_time(), self._dispatcher.clock()
                 rows, seen = recent.last(recent.added - seen), recent.added
-                snapshot = self._snapshot(now, rows)
+                snapshot = {**self._snapshot(now, rows), "learned": self._learned(learned)}
                 pending = np.concatenate([pending, rows])
                 if (current := now // _BUCKET_S) != bucket:
                     ended = pending["finished_s"] < current * _BUCKET_S
@@ -177,11 +197,45 @@ class Dashboard:
                         viewer.put_nowait(data)
                 self._cpu_s += time.thread_time() - began
         finally:
+            if self._replaying is not None:
+                self._replaying.cancel()
             self._ticking = None
             for viewer in self._viewers:
                 while viewer.full():
                     viewer.get_nowait()
                 viewer.put_nowait(None)
+
+    async def _replay_beside(self) -> None:
+        """Keep the last hour under another policy up to date, at no more than `_REPLAY_SHARE` of a core.
+
+        Under fcfs, or under the default policy while fcfs is in force; only while a page is open.
+        """
+        running = self._now()
+        if self._simulating.locked() or self._dispatcher.clock() < self._replayed_s + self._pause_s:
+            return
+        rows = self._recent.last(min(self._recent.added, _MAX_BESIDE))
+        if len(rows) < _MIN_BESIDE:
+            return
+        other = _BASELINE if running.policy != _BASELINE else DEFAULT_POLICY
+        question = WhatIf(policies=(other,), engines=(running.engines,))
+        before_s = _children_s()
+        async with self._simulating:
+            try:
+                lines, _ = await _simulated(_encoded(question, running, rows))
+            except OSError:  # no process could be started
+                lines = []
+        found = [json.loads(line) for line in lines]
+        self._replayed_s = self._dispatcher.clock()
+        self._pause_s = max(_MIN_PAUSE_S, (_children_s() - before_s) / _REPLAY_SHARE)
+        complete = len(found) == 2 and "over" in found[1]  # else it took too long, or cannot be simulated
+        self._beside = {"now": found[0], **found[1]} if complete else None
+
+    def _learned(self, progress: LearningProgress) -> dict[str, Any] | None:
+        """Return what learning has brought, as the page shows it; None where it is off."""
+        if not self._predictions.learning:
+            return None
+        alone, learned = (None if math.isnan(tau) else round(tau, 3) for tau in progress[2:])
+        return {"answers": progress.answers, "recent": progress.recent, "alone": alone, "learned": learned}
 
     def _snapshot(self, now: float, rows: Rows) -> dict[str, Any]:
         """Return the gateway now: counts, the first requests of its queue and slots, and `rows`, which have ended."""
@@ -200,6 +254,8 @@ class Dashboard:
             "running": sum(engine.in_flight for engine in engines),
             "failed": recent.failed,
             "engines": [_engine(engine) for engine in engines],
+            "engine_names": recent.engines.names,
+            "beside": self._beside,
             "viewers": len(self._viewers),
             "finished_per_s": len(rows) / _EVERY_S,
             "tokens_per_s": int(rows["output_tokens"].sum()) / _EVERY_S,
@@ -221,6 +277,7 @@ class Dashboard:
             "now": round(now, 1),
             "predictor": config.predictor,
             "keys": config.keys is not None,
+            "engine_names": recent.engines.names,
             "known_policies": sorted(POLICIES),
             "policies": recent.policies.names,
             "tenants": recent.tenants.names,
@@ -254,6 +311,9 @@ class Dashboard:
         if len(rows) < _MIN_REPLAYED:
             message = f"{len(rows)} requests ended in the last hour; {_MIN_REPLAYED} are needed"
             raise ApiError(409, message, code="too_few_requests")
+        if self._replaying is not None and not self._replaying.done():
+            self._replaying.cancel()  # a question comes first
+            await asyncio.wait({self._replaying})
         if self._simulating.locked():
             raise ApiError(429, "another simulation runs; try again later", code="busy", headers={"retry-after": "10"})
         async with self._simulating:
@@ -283,6 +343,12 @@ class Dashboard:
         )
 
 
+def _children_s() -> float:
+    """Return the CPU time of the child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _engine(engine: GatewayEngine) -> dict[str, Any]:
     gauges = engine.gauges
     return {
@@ -298,11 +364,25 @@ def _engine(engine: GatewayEngine) -> dict[str, Any]:
 
 
 def _finished(row: tuple[Any, ...]) -> list[Any]:
-    number, arrival, started, first, ended, prompt, tokens, cap, mu, sigma, policy, tenant, source, cut = row
+    number, arrival, started, first, ended, prompt, tokens, cap, mu, sigma, policy, tenant, source, cut, engine = row[
+        :15
+    ]
     first = ended if math.isnan(first) else first
     times = [round(value - arrival, 3) for value in (started, first, ended)]
     law = [round(mu, 3), round(sigma, 3), int(cap)]
-    return [int(number), *law, tenant, source, int(prompt), int(tokens), int(cut), *times, policy, round(ended, 1)]
+    return [
+        int(number),
+        *law,
+        tenant,
+        source,
+        int(prompt),
+        int(tokens),
+        int(cut),
+        *times,
+        policy,
+        round(ended, 1),
+        engine,
+    ]
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:

@@ -44,7 +44,8 @@ class Dispatcher:
 
     Where queues share an engine, the head with the lower priority, then the earlier arrival, is sent first. Predictions
     that arrived are applied just before, since only then does the order matter. The router chooses among the engines
-    with a free slot. With `admission_quantile`, a slot is free only where that quantile of KV memory fits.
+    with a free slot. With `admission_quantile`, a slot is free only where that quantile of KV memory fits. A request
+    for which an engine's scheduler would preempt a less urgent one is sent there without a free slot.
     """
 
     def __init__(
@@ -205,14 +206,15 @@ class Dispatcher:
         """Take a slot for a job that need not wait; None if it must."""
         group = self._groups.of(job.llm, only)
         now = self.clock()
-        if group.queue or not (free := self._admitting(group.with_slot(now), job)):
+        if group.queue or not (free := self._admitting(group.with_slot_for(job, now), job)):
             return None
         group.queue.admit(job)
         return self._take(job, free, now)
 
-    def another_up(self, model: str | None, avoid: Collection[GatewayEngine]) -> bool:
-        """Whether an engine outside `avoid` serves the model and is up."""
-        return any(engine.up and engine not in avoid for engine in self._groups.of(model).engines)
+    def another_up(self, model: str | None, avoid: Collection[GatewayEngine], *, well: bool = False) -> bool:
+        """Whether an engine outside `avoid` serves the model and is up; with `well`, its breaker is closed."""
+        others = (engine for engine in self._groups.of(model).engines if engine.up and engine not in avoid)
+        return any(not well or engine.breaker.state == "closed" for engine in others)
 
     def engine_priority(self, job: Job) -> int:
         """Return the number by which an engine orders a request that is sent now, lower first."""
@@ -237,6 +239,8 @@ class Dispatcher:
             if generated:
                 engine.speed.observe(held_s, generated)
             self._slot_s = held_s if self._slot_s is None else self._slot_s + _SLOT_WEIGHT * (held_s - self._slot_s)
+        if ttft_s is not None:
+            engine.speed.observe_ttft(ttft_s)
         self.routes.on_finished(job, engine, self.clock(), generated, ttft_s)
         self._drop_if_drained(engine)
         self._groups.count_running(engine, -1)
@@ -254,6 +258,19 @@ class Dispatcher:
             return
         group.count_tokens(tokens, self.clock())
         group.queue.finished(job)
+
+    def rejoin(self, job: Job, prediction: LengthDistribution | None) -> None:
+        """Let a waiting job join its queue anew with another prediction: it is charged by that, and not by the last."""
+        job.update_prediction(prediction)
+        turn = self._turns.get(job.id)
+        if turn is None or job.id not in turn.group.queue:
+            return
+        queue = turn.group.queue
+        queue.remove(job.id)
+        job.used_tokens = 0  # nothing of what it was charged is used
+        queue.finished(job)
+        job.used_tokens = job.rounds = None
+        queue.push(job, self.clock())
 
     def on_check(self, engine: GatewayEngine, *, healthy: bool) -> None:
         """Count a health check: enough failures in a row mark the engine as down, enough successes as up."""
@@ -286,6 +303,11 @@ class Dispatcher:
                 _log.warning("%s answers again", engine.name)
         elif engine.breaker.on_failure(self.clock()):
             _log.warning("%s failed %d times in a row", engine.name, engine.breaker.failures)
+
+    def on_hang(self, engine: GatewayEngine) -> None:
+        """Open the breaker of an engine that hangs."""
+        if engine.breaker.on_hang(self.clock()):
+            _log.warning("%s hangs: no answer of it has begun in time, and no byte arrives", engine.name)
 
     def pause(self, engine: GatewayEngine, asked_s: float | None) -> None:
         """Send an engine that has answered 429 nothing for the time it asks for, while another engine can take it.
@@ -348,18 +370,19 @@ class Dispatcher:
     def _admitting(self, engines: list[GatewayEngine], job: Job) -> list[GatewayEngine]:
         """Return the engines with KV memory for a job; of those the ones with the fewest failures.
 
-        Failures count before the router's choice, since an engine that fails at once is always idle.
+        Failures count before the router's choice, since an engine that fails at once is always idle. One whose breaker
+        is half open gets a second request only if no other has a slot.
         """
         quantile = self.admission_quantile
         limited = [engine for engine in engines if engine.memory is not None]
         if quantile and limited and self.uses_predictions:
             now = self.clock()
             engines = [engine for engine in engines if engine.admits(job, quantile, now)]
-        failures = [engine.breaker.failures for engine in engines]
+        failures = [e.breaker.failures or (e.breaker.state == "half_open" and bool(e.jobs)) for e in engines]
         if not any(failures):
             return engines
         fewest = min(failures)
-        return [engine for engine in engines if engine.breaker.failures == fewest]
+        return [engine for engine, count in zip(engines, failures, strict=True) if count == fewest]
 
     def _apply_prediction(self, job_id: str, prediction: LengthDistribution) -> bool:
         """Update a waiting job and its key; False if it no longer waits."""
@@ -381,7 +404,7 @@ class Dispatcher:
                 del self._retrying[turn.job.id]
                 self._assign(turn, free)
         ready = list(self._groups)
-        while ready := [group for group in ready if group.queue and group.with_slot(now)]:
+        while ready := [group for group in ready if group.queue and group.with_slot_for_head(now)]:
             first = ready[0] if len(ready) == 1 else min(ready, key=lambda group: group.head_order(now))
             if not self._dispatch_head(first, now):
                 ready.remove(first)
@@ -392,7 +415,7 @@ class Dispatcher:
         if job is None:
             return False
         turn = self._turns[job.id]
-        free = self._admitting(group.with_slot(now), job)
+        free = self._admitting(group.with_slot_for(job, now), job)
         if not free and not turn.engine.done():
             return False  # the head waits for KV memory, as in an engine
         group.queue.pop(now)

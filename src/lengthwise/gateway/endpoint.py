@@ -46,9 +46,12 @@ class Endpoint(ABC):
         outcome: RequestOutcome = "bug"
         try:
             self._check(scope)
-            raw = await caller.body(min(config.max_body_bytes, config.max_held_bytes), budget)
-            with caller.present():
-                outcome = await self._serve(scope, raw, caller, lease, request_id, began)
+            received = [await caller.body(min(config.max_body_bytes, config.max_held_bytes), budget)]
+            with caller.present():  # the body is not held here: it may be replaced by an edited one
+                ended = await self._serve(scope, received.pop(), caller, lease, request_id, began)
+                if caller.connection is not None and caller.connection.behind:
+                    await caller.connection.all_read()
+                outcome = ended
         except ApiError as error:
             outcome = outcome_of_error(error)
             await caller.fail(error, request_id)

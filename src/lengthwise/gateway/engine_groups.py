@@ -10,7 +10,7 @@ from typing import Final
 
 from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.errors import ApiError
-from lengthwise.policies import PolicyQueue, TokenRate
+from lengthwise.policies import Job, PolicyQueue, TokenRate
 
 RECENT: Final = 256
 """Requests among which a request is ranked."""
@@ -65,6 +65,20 @@ class EngineGroup:
     none_up_since: float | None = None
     _rate: TokenRate = field(default_factory=TokenRate)
     _tokens: int = 0  # of finished answers: engines do not report progress
+
+    def with_slot_for_head(self, now: float) -> list[GatewayEngine]:
+        """Return the engines with a slot for the next request of the queue."""
+        found = self.with_slot(now)
+        if found or not any(engine.identity.preempts_classes for engine in self.engines):
+            return found
+        head = self.queue.peek(now)
+        return [] if head is None else self.with_slot_for(head, now)
+
+    def with_slot_for(self, job: Job, now: float) -> list[GatewayEngine]:
+        """Return the engines with a free slot; if there is none, those that preempt a less urgent request for a job."""
+        return self.with_slot(now) or [
+            engine for engine in self.engines if engine.has_slot_for(job) and engine.breaker.passes(now)
+        ]
 
     def with_slot(self, now: float, avoid: Collection[GatewayEngine] = ()) -> list[GatewayEngine]:
         """Return the engines with a free slot.

@@ -10,17 +10,21 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from lengthwise.client.client import EngineClient
-from lengthwise.client.kind import EngineKind
+from lengthwise.client.kind import EngineKind, FoundEngine
 from lengthwise.client.scrape import EngineGauges, EngineMemory
+from lengthwise.gateway.retries import Retries
 from lengthwise.lengths import DEFAULT_CAP
 from lengthwise.policies import Job
 from lengthwise.policies.admission import JointAdmission
+from lengthwise.policies.wrappers import has_classes
 
+_NEWEST_ANSWER: Final = 1 / 16  # weight of the newest answer in the share of those that succeed
 _MAX_DOUBLINGS: Final = 5  # of the time that a breaker is open
 _NEWEST_WEIGHT: Final = 0.05  # of the newest request in the recent speed
 _BOUND_SIGMAS: Final = 2.0  # above the median: the bound of a request's KV memory
 _LONGEST_SIGMAS: Final = 4.0  # above the median: the longest answer that is expected
 _SLOWEST: Final = 4.0  # times the mean time per token: the slowest answer that is expected
+_KEPT_TTFT: Final = 0.98  # of the slowest TTFT, with each further one
 _MAX_EXPONENT: Final = 700.0
 _jitter: Final = random.Random()  # noqa: S311
 
@@ -57,7 +61,9 @@ class Breaker:
     open -> half_open     at a good health check, once `open_s` (times 1 to 1.5, at random) have passed
     half_open -> closed   by an answer
     half_open -> open     by a failed answer, for twice as long each time, at most 32 times
-    Half open, one request at a time is sent. After a 429 the breaker stays closed, and `pause` keeps requests away.
+    Half open, an engine may use its slots times `share`: those of its recent answers that succeeded, of which each
+    counts 15/16 of the one after it. A few failures thus cost a part of its slots, and many leave one. After a 429 the
+    breaker stays closed, and `pause` keeps requests away.
     """
 
     max_failures: int = 5
@@ -66,6 +72,8 @@ class Breaker:
     state: Literal["closed", "open", "half_open"] = "closed"
     failures: int = 0
     """Failed answers in a row."""
+    share: float = 1.0
+    """The share of its recent answers that succeeded."""
     _openings: int = 0  # without an answer between
     _retry_at: float = 0.0  # when the failures are forgotten, or the open breaker becomes half open
     _paused_until: float = 0.0
@@ -78,8 +86,14 @@ class Breaker:
         """Send nothing until then, while another engine can take it: the engine has answered 429."""
         self._paused_until = until
 
+    def slots(self, slots: int) -> int:
+        """Return how many of its slots an engine may use."""
+        return math.ceil(self.share * slots) if self.state == "half_open" else slots
+
     def on_answer(self) -> bool:
         """Close; return whether it was not closed."""
+        if self.share < 1.0:
+            self.share += _NEWEST_ANSWER * (1.0 - self.share)
         if not self.failures and self.state == "closed":  # of nearly every answer
             return False
         was_closed = self.state == "closed"
@@ -88,6 +102,7 @@ class Breaker:
 
     def on_failure(self, now: float) -> bool:
         """Count a failed answer; return whether it has opened a closed breaker."""
+        self.share -= _NEWEST_ANSWER * self.share
         if self.state == "open":
             return False
         was_closed = self.state == "closed"
@@ -98,6 +113,11 @@ class Breaker:
         doublings = min(max(0, self._openings - 1), _MAX_DOUBLINGS)
         self._retry_at = now + self.open_s * 2**doublings * self.jitter.uniform(1.0, 1.5)
         return was_closed and self.state != "closed"
+
+    def on_hang(self, now: float) -> bool:
+        """Open, as the engine hangs; return whether it was closed."""
+        self.failures = max(self.failures, self.max_failures - 1)
+        return self.on_failure(now)
 
     def on_healthy(self, now: float) -> bool:
         """After a good health check: forget failures that are old enough; return whether it did."""
@@ -172,6 +192,8 @@ class ForeignLoad:
 class RecentSpeed:
     """The recent speed of one request on an engine: seconds in a slot and tokens, of which older ones count less."""
 
+    slowest_ttft_s: float = 0.0
+    """The largest TTFT of recent streams; 0 before any is known."""
     _busy_s: float = 0.0
     _tokens: float = 0.0
 
@@ -179,6 +201,10 @@ class RecentSpeed:
         """Count an answer of `tokens` that held a slot for `seconds`."""
         self._busy_s += seconds - _NEWEST_WEIGHT * self._busy_s
         self._tokens += tokens - _NEWEST_WEIGHT * self._tokens
+
+    def observe_ttft(self, seconds: float) -> None:
+        """Count the time from a slot to the first token of a stream."""
+        self.slowest_ttft_s = max(seconds, _KEPT_TTFT * self.slowest_ttft_s)
 
     @property
     def tokens_per_s(self) -> float:
@@ -198,6 +224,8 @@ class EngineIdentity:
     kind: EngineKind = "openai"
     description: str | None = None
     """The kind in words; None until it is known."""
+    preempts_classes: bool = False
+    """Whether it has our scheduler with a policy in which a more urgent class preempts."""
     _found: bool = False
     _ask_at: float = 0.0
 
@@ -205,9 +233,10 @@ class EngineIdentity:
         """Whether the engine is to be asked what it is."""
         return self.description is None and now >= self._ask_at
 
-    def find(self, kind: EngineKind, description: str) -> None:
+    def find(self, found: FoundEngine) -> None:
         """Record what the engine has answered."""
-        self.kind, self.description, self._found = kind, description, True
+        self.kind, self.description, self._found = found.kind, str(found), True
+        self.preempts_classes = found.policy is not None and has_classes(found.policy)
 
     def ask_again(self, at: float) -> None:
         """Ask again later: the engine did not answer."""
@@ -239,6 +268,10 @@ class GatewayEngine:
     """It gets no new request and leaves when the running ones have ended."""
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has left."""
+    retries: Retries = field(default_factory=lambda: Retries(most=2, share=0.1))
+    """The budget of retries of requests that it fails or refuses."""
+    heard_at: float = 0.0
+    """When an answer of it has begun or ended."""
 
     @property
     def name(self) -> str:
@@ -269,12 +302,32 @@ class GatewayEngine:
     def free(self) -> bool:
         """Whether it is up, stays and has a slot that neither this gateway nor another client uses.
 
-        It may always run one request, and no more while its breaker is half open.
+        It may always run one request, and fewer than its slots while its breaker is half open.
         """
         if not self.health.up or self.leaving:
             return False
         running = len(self.jobs)
-        return not running or (running < self.slots - self.foreign.requests and self.breaker.state != "half_open")
+        if not running:
+            return True
+        slots = self.slots if self.breaker.state == "closed" else self.breaker.slots(self.slots)
+        return running < slots - self.foreign.requests
+
+    def has_slot_for(self, job: Job) -> bool:
+        """Whether it has a slot for a job: a free one, or that of a less urgent job, where its scheduler preempts.
+
+        Those that are at least as urgent stay within its slots.
+        """
+        if self.free:
+            return True
+        if not self.identity.preempts_classes or not self.up or self.leaving or self.breaker.state == "half_open":
+            return False
+        return len(self._as_urgent(job)) < self.slots - self.foreign.requests
+
+    def _as_urgent(self, job: Job) -> list[Job]:
+        """Return its jobs that a job could not preempt."""
+        if not self.identity.preempts_classes:
+            return list(self.jobs.values())
+        return [other for other in self.jobs.values() if other.priority <= job.priority]
 
     def serves(self, model: str | None) -> bool:
         """Whether it serves a model, as far as known; a request without a model may run on any engine."""
@@ -301,16 +354,17 @@ class GatewayEngine:
         kv_tokens = memory.kv_tokens - self.foreign.kv_tokens
         if self.kv.bound + _kv_bound(job) <= kv_tokens:
             return True
-        rule = JointAdmission(max(1, kv_tokens), memory.block_size, quantile)
-        return rule.admits(job, list(self.jobs.values()), self.generated(now))
+        rule, others = JointAdmission(max(1, kv_tokens), memory.block_size, quantile), self._as_urgent(job)
+        return rule.admits(job, others, self.generated(now, others))
 
-    def generated(self, now: float) -> list[int]:
-        """Return the estimated answer tokens so far of its jobs: the time in the slot at the recent speed.
+    def generated(self, now: float, jobs: Iterable[Job] | None = None) -> list[int]:
+        """Return the estimated answer tokens so far of its jobs, or of some: the time in the slot at the recent speed.
 
         Engines do not report the progress of single requests.
         """
         per_s = self.speed.tokens_per_s
-        started = ((job, now if job.started is None else job.started) for job in self.jobs.values())
+        chosen = self.jobs.values() if jobs is None else jobs
+        started = ((job, now if job.started is None else job.started) for job in chosen)
         return [min(int((now - since) * per_s), int(job.cap)) for job, since in started]
 
     def longest_generation_s(self, job: Job, *, declared: bool) -> float:

@@ -17,6 +17,7 @@ from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.engine_state import Breaker, EngineIdentity, GatewayEngine, Health
 from lengthwise.gateway.metrics import Metrics
+from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import warm_router
 from lengthwise.routers import DEFAULT_ROUTER
 from lengthwise.traffic.log import EngineReading, TrafficLog
@@ -135,6 +136,7 @@ class EngineFleet:
             Breaker(config.breaker_failures, config.breaker_s),
             known,
         )
+        engine.retries = Retries(most=config.retries, share=config.retry_share, first=engine.slots)
         self._refuse_twice(engine, replacing)
         try:
             await client.open()
@@ -201,7 +203,7 @@ class EngineFleet:
             _log.warning("%s: %s; nothing is added to its requests", engine.name, error)
             engine.identity.ask_again(now + _ASK_AGAIN_S)
             return
-        engine.identity.find(found.kind, str(found))
+        engine.identity.find(found)
         _log.info("%s is %s", engine.name, found)
 
     async def _check(self, engine: GatewayEngine) -> bool:

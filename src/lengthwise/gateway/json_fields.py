@@ -6,21 +6,16 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final
+
+from lengthwise.gateway.json_outline import Field, fields_of
 
 # Strings are matched whole, so that what is inside them is no structure.
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]', re.DOTALL)
 
 
-LARGE_BODY: Final = 1 << 20
-"""Bytes of a body from which on it is parsed and edited in a thread."""
-
-
-class _Field(NamedTuple):
-    name: str
-    start: int  # of the bytes from the comma or brace before it
-    value: int
-    end: int  # at the comma or brace after it
+LARGE_BODY: Final = 1 << 16
+"""Bytes of a body from which on it is scanned and edited in a thread, and only its outline is parsed."""
 
 
 def edit_fields(raw: bytes, changes: Mapping[str, bytes | None]) -> bytes:
@@ -53,8 +48,18 @@ def add_field(raw: bytes, field: bytes) -> bytes:
     return b"{" + field + (b"" if rest.lstrip().startswith(b"}") else b",") + rest
 
 
-def _fields(raw: bytes) -> list[_Field]:
-    found: list[_Field] = []
+def value_of(raw: bytes, name: str) -> Any:
+    """Return the value of a field of a valid JSON object, of repeated ones the last; KeyError if there is none."""
+    if len(raw) < LARGE_BODY:
+        return json.loads(raw)[name]
+    found = {field.name: field for field in fields_of(raw)}[name]
+    return json.loads(raw[found.value : found.end])
+
+
+def _fields(raw: bytes) -> list[Field]:
+    if len(raw) >= LARGE_BODY:
+        return fields_of(raw)
+    found: list[Field] = []
     depth = start = value = 0
     name: str | None = None
     for token in _TOKEN.finditer(raw):
@@ -66,7 +71,7 @@ def _fields(raw: bytes) -> list[_Field]:
         elif kind in (b"}", b"]"):
             depth -= 1
         if name is not None and ((depth == 1 and kind == b",") or depth == 0):
-            found.append(_Field(name, start, value, token.start()))
+            found.append(Field(name, start, value, token.start()))
             name, start = None, token.end()
         if depth == 0:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -16,7 +17,7 @@ from prometheus_client.registry import Collector
 from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.streaming import BodyBudget
-from lengthwise.predictors.service import PredictionService
+from lengthwise.predictors.service import LearningProgress, PredictionService
 from lengthwise.traffic.rows import PredictionSource, RequestOutcome
 
 # From a cache hit on an idle engine to the longest answers.
@@ -33,16 +34,17 @@ class _State:
         self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService, budget: BodyBudget
     ) -> None:
         self.received = 0
+        self.progress = LearningProgress(0, 0, math.nan, math.nan)
         self._budget = budget
         self._dispatcher = dispatcher
         self._predictor = predictor
-        self._predictions = predictions
+        self.predictions = predictions
 
     def collect(self) -> Iterator[Metric]:
-        dispatcher, routes, counts = self._dispatcher, self._dispatcher.routes, self._predictions.counts
+        dispatcher, routes, counts = self._dispatcher, self._dispatcher.routes, self.predictions.counts
         engines = dispatcher.engines
         routes.settle()
-        self._predictions.learn()
+        self.predictions.learn()
         text = "Requests whose head has arrived; those that have not ended are in no lengthwise_requests_total."
         yield CounterMetricFamily("lengthwise_requests_received", text, self.received)
         held = self._budget.total - self._budget.free
@@ -82,17 +84,29 @@ class _State:
         decisions = routes.decisions.total()
         text = "Time of a routing decision."
         yield SummaryMetricFamily("lengthwise_router_seconds", text, decisions, routes.seconds)
-        if (memory := self._predictions.memory) is not None:
+        if self.predictions.remembers:
             text = "Nodes of prefix memory: prefixes, sessions, tenants and templates."
-            yield GaugeMetricFamily("lengthwise_prefix_memory_nodes", text, memory.held)
-        works = self._predictions.works or not self._predictions.predicts
+            yield GaugeMetricFamily("lengthwise_prefix_memory_nodes", text, self.predictions.memory_nodes)
+        answers, _, alone, learned = self.progress
+        text = "Answers with a prediction that were learned from, those before a restart included."
+        yield CounterMetricFamily("lengthwise_learned_answers", text, answers)
+        text = (
+            "Kendall's tau of predicted medians and lengths within each model, over the last 1,000 complete answers: "
+            "of the predictor's model alone, and of the predictions as they were made. NaN before there are answers."
+        )
+        taus = {"alone": alone, "learned": learned}
+        yield _gauge("lengthwise_prediction_tau", text, "predictions", taus)
+        if (saver := self.predictions.saver) is not None:
+            text = "Times that what is learned was saved, and that it could not be. Alert on failed."
+            yield _counter("lengthwise_state_saves", text, "result", {"ok": saver.saves, "failed": saver.failures})
+        works = self.predictions.works or not self.predictions.predicts
         text = "1 for the predictor in use; 0 while it hangs or after it failed for good, when history is used."
         yield _gauge("lengthwise_predictor", text, "predictor", {self._predictor: works})
         events = {event: getattr(counts, event) for event in _EVENTS}
         text = (
             "Predictions: asked = answered + failed + dropped + in progress; quick are those of `fast` in place of a "
-            "predictor that cannot keep up, or where nothing depends on it. Lengths: observed by its calibration, "
-            "learned by a predictor of your own, unlearned where it raised. Alert on failed, dropped, hung and "
+            "predictor that cannot keep up, or where nothing depends on it. Lengths: observed, and learned from; "
+            "learned also by a predictor of your own; unlearned where it raised. Alert on failed, dropped, hung and "
             "unlearned."
         )
         yield _counter("lengthwise_predictor_events", text, "event", events)
@@ -145,9 +159,15 @@ class Metrics:
         self._ended = cache(self._counter("lengthwise_requests", text, "endpoint", "outcome").labels)
         text = "Requests by the source of their prediction when sent; under load most should be from the predictor."
         self._predicted = cache(self._counter("lengthwise_predictions", text, "source").labels)
-        text = "Failed calls of an engine: unreachable, broken, timeout, unfinished (a stream without [DONE])."
+        text = (
+            "Failed calls of an engine: unreachable, broken, timeout, overdue (it hangs), refused (429, 503) and "
+            "failed (500, 502) where the request is sent again, unfinished (a stream without [DONE])."
+        )
         self._engine_failures = self._counter("lengthwise_engine_failures", text, "engine", "kind")
-        text = "Requests sent to an engine once more: after unreachable, broken or refused (429, 502, 503)."
+        text = (
+            "Requests sent to an engine once more: after unreachable, broken, refused (429, 503), failed (500, 502) or "
+            "overdue (the engine hangs)."
+        )
         self.retries = self._counter("lengthwise_retries", text, "reason")
         text = "Time from a request's arrival to its slot on an engine."
         self.queue_seconds = self._histogram("lengthwise_queue_seconds", text)
@@ -199,6 +219,7 @@ class Metrics:
             name = family.name + ("_total" if family.type == "counter" else "")
             yield name, family.type, labels, family.documentation
 
-    def exposition(self) -> bytes:
-        """Return all metrics in Prometheus's text format."""
+    async def exposition(self) -> bytes:
+        """Return all metrics in Prometheus's text format; scores are computed in another thread."""
+        self._state.progress = await asyncio.to_thread(self._state.predictions.progress)
         return generate_latest(self._registry)

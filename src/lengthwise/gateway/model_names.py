@@ -39,10 +39,10 @@ class ModelNames:
         fallbacks = (self.aliases.get(other, other) for other in config.fallbacks)
         return next((other for other in fallbacks if self._has_engine(other)), model)
 
-    def slo_s(self, model: str | None) -> float | None:
-        """Return the latency target of a model, for requests that declare none."""
+    def limits(self, model: str | None) -> dict[str, float | None]:
+        """Return the latency limits of a model, for requests that declare none."""
         config = self._models.get(model or "")
-        return None if config is None else config.slo_s
+        return {} if config is None else config.limits
 
     def _has_engine(self, model: str) -> bool:
         engines = self._dispatcher.engines

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.types import Call
-from lengthwise.traffic.rows import latencies, row_dtype
+from lengthwise.policies.registry import limits_kept
+from lengthwise.traffic.rows import LIMITS, latencies, row_dtype
 
 Rows = NDArray[np.void]
 
@@ -35,8 +36,11 @@ FIELDS: Final = (
     "tenant",
     "source",
     "censored",
+    "engine",
+    *LIMITS,
 )
-"""Fields of `RequestRow`, of requests that were answered; times by the dispatcher's clock, `max_tokens` the cap."""
+"""Fields of `RequestRow`, of requests that were answered; times by the dispatcher's clock, `max_tokens` the cap.
+Limits are the request's, else the policy's."""
 ROW: Final = row_dtype(FIELDS)
 
 
@@ -65,6 +69,7 @@ class RecentRequests:
     def __init__(self, dispatcher: Dispatcher, most: int = 50_000) -> None:
         self.policies = Names()
         self.tenants = Names()
+        self.engines = Names()
         self.added = 0
         """Finished requests since the start."""
         self.failed = 0
@@ -72,7 +77,7 @@ class RecentRequests:
         self._dispatcher = dispatcher
         self._ring = np.zeros(most, ROW)
         self._unwritten: list[tuple[float, ...]] = []  # the last rows: writing many at once takes a tenth of the time
-        self._policy: tuple[object, int] = (None, 0)
+        self._policy: tuple[object, int, dict[str, float]] = (None, 0, {})
 
     def add(self, call: Call) -> None:
         """Record a request that has ended; one without an answer is only counted."""
@@ -80,7 +85,8 @@ class RecentRequests:
         self.failed += call.failed
         if call.failed or tokens is None or job.started is None:
             return
-        length = call.meter.length
+        length, number = call.meter.length, self.policy_number
+        limits = {**self._policy[2], **job.limits}
         prompt = call.meter.prompt_tokens
         row = (
             int(job.id),
@@ -93,10 +99,12 @@ class RecentRequests:
             job.cap,
             job.mu,
             job.sigma,
-            self.policy_number,
+            number,
             self.tenants.number(call.tenant),
             SOURCES.index(call.source),
             length is not None and length[1],
+            self.engines.number(call.engine or ""),
+            *(limits.get(name, math.nan) for name in LIMITS),
         )
         self._unwritten.append(row)
         self.added += 1
@@ -112,7 +120,7 @@ class RecentRequests:
         """The number of the policy in force."""
         policy = self._dispatcher.policy
         if self._policy[0] is not policy:  # a wrapper makes its name anew at each reading
-            self._policy = policy, self.policies.number(policy.name)
+            self._policy = policy, self.policies.number(policy.name), limits_kept(policy)
         return self._policy[1]
 
     def last(self, count: int) -> Rows:
@@ -126,9 +134,11 @@ class RecentRequests:
 
 
 def latency_series(rows: Rows, bucket_s: float) -> Iterator[list[Any]]:
-    """Yield [bucket, policy, tenant, n, and mean and P95 of TTFT, of E2E and of per-token latency] of each bucket.
+    """Yield the figures of each bucket, policy and tenant.
 
-    A bucket holds the requests that ended in it; an answer in one piece has its end as its first token.
+    [bucket, policy, tenant, n, mean and P99 of TTFT, of E2E and of per-token latency, requests with limits, those of
+    them within all their limits]. A bucket holds the requests that ended in it; an answer in one piece has its end as
+    its first token.
     """
     if not len(rows):
         return
@@ -142,9 +152,14 @@ def latency_series(rows: Rows, bucket_s: float) -> Iterator[list[Any]]:
         output_tokens=np.maximum(1, rows["output_tokens"]),
     )
     values = np.stack([found[name] for name in ("ttft_s", "e2e_s", "per_token_s")])
+    given = np.stack([rows[name] for name in LIMITS])
+    limited = ~np.isnan(given).all(axis=0)
+    late = (np.stack([found[latency] for latency in LIMITS.values()]) > given).any(axis=0)
+    counts = np.stack([limited, limited & ~late])
     keys = np.stack([buckets, rows["policy"], rows["tenant"]])
     starts = np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
     for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
         part = values[:, start:end]
-        both = np.stack([part.mean(axis=1), np.percentile(part, 95, axis=1)], axis=1)
-        yield [*keys[:, start].tolist(), int(end - start), *(float(f"{value:.4g}") for value in both.ravel())]
+        both = np.stack([part.mean(axis=1), np.percentile(part, 99, axis=1)], axis=1)
+        figures = (float(f"{value:.4g}") for value in both.ravel())
+        yield [*keys[:, start].tolist(), int(end - start), *figures, *counts[:, start:end].sum(axis=1).tolist()]

@@ -20,6 +20,7 @@ import numpy as np
 from lengthwise.client.client import without_credentials
 from lengthwise.errors import InputError
 from lengthwise.files import file_version
+from lengthwise.gateway.audit_log import AuditLog
 from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.engine_state import GatewayEngine
@@ -34,7 +35,8 @@ from lengthwise.predictors.subprocess_predictor import SubprocessError, Subproce
 _log = logging.getLogger(__name__)
 
 RELOADED: Final = frozenset(
-    {"engines", "models", "tenants", "keys", "require_keys", "policy", "remote_control"}
+    {"engines", "models", "classes", "tenants", "keys", "require_keys", "share_learning", "policy", "remote_control"}
+    | {"engine_hosts"}
     | {"in_flight", "admission_quantile", "max_waiting", "max_body_bytes"}
     | {"stream_usage", "first_byte_timeout_s", "queue_timeout_s", "request_timeout_s", "enforce_deadlines"}
 )
@@ -75,11 +77,13 @@ class Reloader:
         dispatcher: Dispatcher,
         fleet: EngineFleet,
         users: Iterable[UsesConfig],
+        audit: AuditLog | None = None,
     ) -> None:
         self._config = config
         self._tenants = tenants
         self._dispatcher = dispatcher
         self._fleet = fleet
+        self._audit = audit
         self._changing = asyncio.Lock()
         self.users: list[UsesConfig] = [fleet, *users]
 
@@ -136,7 +140,10 @@ class Reloader:
         if {"policy", "keys"} & changed:  # else a policy that was set at run time stays
             self._dispatcher.use(self._tenants.policy(config.policy))
         await self._change_engines(old, config)
-        _log.warning("the configuration is reloaded: %s", ", ".join(sorted(changed - set(kept))) or "nothing changed")
+        used = sorted(changed - set(kept))
+        _log.warning("the configuration is reloaded: %s", ", ".join(used) or "nothing changed")
+        if self._audit is not None:
+            self._audit.reloaded({"settings": used})
 
     async def _change_engines(self, old: GatewayConfig, new: GatewayConfig) -> None:
         """Let engines join, then leave, so that a model that stays has an engine all the time."""
@@ -190,6 +197,8 @@ class PredictorWatch:
         self._path = path
         self._predictions = predictions
         self._seen = file_version(path) if in_use else None
+        self.in_use = str(path) if in_use else None
+        """The file, once it is the predictor in use."""
         self._error: str | None = None
         self._since: float | None = None
 
@@ -211,7 +220,7 @@ class PredictorWatch:
             return
         self._seen = version
         try:
-            process, label = await asyncio.to_thread(_started, self._path)
+            process, label = await asyncio.to_thread(_started, self._path, learning=self._predictions.learning)
         except (InputError, SubprocessError, OSError) as error:
             self._error = str(error)
             _log.error("the predictor stays %s; its new version is not used: %s", self._predictions.predictor, error)
@@ -220,15 +229,16 @@ class PredictorWatch:
             await asyncio.to_thread(process.close)
             return
         self._predictions.use(process, label)
+        self.in_use = str(self._path)
         self._error, self._since = None, round(time.time(), 3)
         _log.warning("the predictor is %s from now on", label)
 
 
-def _started(path: Path) -> tuple[SubprocessPredictor, str]:
+def _started(path: Path, *, learning: bool) -> tuple[SubprocessPredictor, str]:
     """Start a process that has loaded the file and predicted with it."""
     read_model_file(path)
     label = predictor_label(path)
-    process = SubprocessPredictor(str(path), QUICK)
+    process = SubprocessPredictor(str(path), QUICK, learning=learning)
     try:
         process.start()
         tried = as_logt(process.predict(_TRIALS))

@@ -13,13 +13,20 @@ from lengthwise.gateway.types import Call
 from lengthwise.lengths import LogT
 from lengthwise.predictors.prediction_worker import Counts
 from lengthwise.predictors.service import PredictionTrace
+from lengthwise.prefixes import Scopes
 from lengthwise.traffic.log import MAX_BLOCKS, PredictorCounts, TrafficLog, kept_text
 from lengthwise.traffic.rows import RequestRow
 
 
-def request_row(call: Call, trace: PredictionTrace, now: float, *, policy: str, keep_prompt: bool) -> RequestRow:
-    """Return the row of a request that ends now, by the dispatcher's clock; its times are seconds since 1970."""
-    job, meter, body, scopes = call.job, call.meter, call.body, trace.scopes
+def request_row(
+    call: Call, trace: PredictionTrace, scopes: Scopes | None, now: float, *, policy: str, keep_prompt: bool
+) -> RequestRow:
+    """Return the row of a request that ends now, by the dispatcher's clock; its times are seconds since 1970.
+
+    `scopes` are its scopes under the log's key.
+    """
+    job, meter, body = call.job, call.meter, call.body
+    limits = job.limits
     since_1970 = time.time() - now
     tokens, censored = (meter.length if body.one_answer else None) or (None, False)
     counted = tokens is None or not meter.reported
@@ -32,6 +39,7 @@ def request_row(call: Call, trace: PredictionTrace, now: float, *, policy: str, 
     if mu is None and call.source != "prior":
         mu, sigma = job.mu, job.sigma
     predictor_mu, predictor_sigma = _pair(trace.text)
+    text = body.text_or_none() if keep_prompt else None
     return RequestRow(
         arrival_s=job.arrival + since_1970,
         started_s=None if job.started is None else job.started + since_1970,
@@ -42,6 +50,7 @@ def request_row(call: Call, trace: PredictionTrace, now: float, *, policy: str, 
         censored=censored,
         request_id=shortened(call.request_id.decode("latin-1")),
         tenant=call.tenant,
+        request_class=job.request_class,
         llm=shortened(body.llm),
         engine=call.engine,
         policy=policy,
@@ -51,6 +60,10 @@ def request_row(call: Call, trace: PredictionTrace, now: float, *, policy: str, 
         counted=counted and tokens is not None,
         one_answer=body.one_answer,
         max_tokens=job.max_tokens,
+        ttft_limit_s=limits.get("ttft_limit_s"),
+        per_token_limit_s=limits.get("per_token_limit_s"),
+        e2e_limit_s=limits.get("e2e_limit_s"),
+        thinking=body.switch,
         resubmissions=len(call.refused_by),
         source=call.source,
         predictor=trace.predictor,
@@ -62,7 +75,7 @@ def request_row(call: Call, trace: PredictionTrace, now: float, *, policy: str, 
         history_sigma=trace.history.sigma,
         names="" if scopes is None else scopes.names.tobytes().hex(),
         blocks="" if scopes is None else scopes.blocks[:MAX_BLOCKS].tobytes().hex(),
-        text=kept_text(body.text()) if keep_prompt and body.readable else None,
+        text=None if text is None else kept_text(text),
     )
 
 

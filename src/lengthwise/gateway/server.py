@@ -1,18 +1,23 @@
 """Run a gateway on a port; fail before serving if the port or an engine is unavailable."""
 
+# ruff: noqa: D102  (overrides of uvicorn's server)
+
 from __future__ import annotations
 
 import asyncio
 import errno
 import gc
+import logging
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
@@ -21,12 +26,21 @@ from lengthwise.client.client import EngineClient, EngineError, without_credenti
 from lengthwise.errors import InputError
 from lengthwise.gateway.app import create_app
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.http_protocol import ConnectionLimits, LimitedProtocol, file_limit, most_connections
+from lengthwise.gateway.http_protocol import (
+    ConnectionLimits,
+    LimitedProtocol,
+    OpenConnections,
+    TlsListener,
+    file_limit,
+    most_connections,
+)
 from lengthwise.gateway.reload import EarlyHangup
 
 _KEEP_ALIVE_S: Final = 75  # longer than clients keep idle connections, so that the client closes first
 _ASK_EVERY_S: Final = 0.5
 _BACKLOG: Final = 2048
+SWITCH_S: Final = 0.0005
+"""For which the event loop waits for a thread that runs Python, as one that reads a large body; 5 ms in Python."""
 _GC_THRESHOLD: Final = 20_000  # new objects, of about 50 concurrent requests
 
 
@@ -34,8 +48,8 @@ def bind(host: str, port: int) -> socket.socket:
     """Bind a port; 0 takes any free one. Connections are accepted from `run_gateway` on."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise InputError(f"there is no address '{host}'", source="--host") from error
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"there is no address '{host[:200]}'", source="--host") from error
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -102,7 +116,7 @@ def run_gateway(
         EarlyHangup.handle()
     if sock is None:
         sock = bind(config.host, config.port)
-    limits = ConnectionLimits(**{field.name: getattr(config, field.name) for field in fields(ConnectionLimits)})
+    limits = limits_of(config)
     app, tls = create_app(config, load, on_engines), tls_context(config)
     if tls is not None:
         app.state.reloader.users.append(_Certificate(tls))
@@ -115,6 +129,11 @@ def run_gateway(
         on_ready=on_ready,
         tls=tls,
     )
+
+
+def limits_of(config: GatewayConfig) -> ConnectionLimits:
+    """Return the limits of connections in a configuration."""
+    return ConnectionLimits(**{field.name: getattr(config, field.name) for field in fields(ConnectionLimits)})
 
 
 def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
@@ -186,10 +205,11 @@ def run_app(
     )
     config.load()
     config.ssl = tls
-    server = _Server(config, app, drain_s, limits)
+    server = LimitedServer(config, app, drain_s, limits)
     # Collections as rare as a server needs, and not of what is loaded now: they take 6 % of the time of small requests.
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     # uvicorn raises the signal again after its shutdown. SIGTERM would then end the process before callers could clean
     # up (the embedded engine).
@@ -203,11 +223,10 @@ def run_app(
         sock.close()
 
 
-class _Server(uvicorn.Server):
-    """After SIGTERM, it serves for `drain_s` more while the application is not ready; then it shuts down.
+class LimitedServer(uvicorn.Server):
+    """uvicorn's server with limits of connections.
 
-    A TLS handshake may take as long as a head: before its end, no other limit holds for a connection.
-    """
+    After SIGTERM, it serves for `drain_s` more while the application is not ready; then it shuts down."""
 
     def __init__(self, config: uvicorn.Config, app: Starlette, drain_s: float, limits: ConnectionLimits) -> None:
         super().__init__(config)
@@ -215,17 +234,26 @@ class _Server(uvicorn.Server):
         self._drain_s = drain_s
         self._limits = limits
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to shut down; at a second Ctrl-C end at once, without uvicorn's traceback of what is cut off."""
+        super().handle_exit(sig, frame)
+        if self.force_exit:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([])  # the lifespan; uvicorn has no setting for handshakes
-        config, loop = self.config, asyncio.get_running_loop()
-        make = partial(LimitedProtocol, config, self.server_state, self.lifespan.state, limits=self._limits)
-        handshake_s = None if config.ssl is None else self._limits.header_timeout_s
+        await super().startup([])  # the lifespan
+        config, limits = self.config, self._limits
+        connections = OpenConnections(limits)
+        make = partial(
+            LimitedProtocol, config, self.server_state, self.lifespan.state, limits=limits, connections=connections
+        )
         for sock in sockets or ():
-            self.servers.append(
-                await loop.create_server(
-                    make, sock=sock, ssl=config.ssl, ssl_handshake_timeout=handshake_s, backlog=config.backlog
-                )
-            )
+            if config.ssl is None:
+                loop = asyncio.get_running_loop()
+                self.servers.append(await loop.create_server(make, sock=sock, backlog=config.backlog))
+            else:
+                listener: Any = TlsListener(sock, config.ssl, partial(make, counted=True), limits, connections)
+                self.servers.append(listener)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.draining = True

@@ -1,8 +1,10 @@
-"""Which engine stores an answer of /v1/responses: later requests that name its id are for that engine."""
+"""Stored answers of /v1/responses: whose they are, by the id that clients see, and which engine stores them."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
@@ -14,47 +16,68 @@ from lengthwise.gateway.errors import ApiError
 MAX_OWNERS: Final = 1 << 16
 """Answers that are remembered; the least recently used are forgotten."""
 _ASK_S: Final = 5.0
+_TAG_DIGITS: Final = 32
+_PURPOSE: Final = b"lengthwise stored response"
+
+
+class ResponseIds:
+    """The ids of stored answers as clients see them: the engine's, and a tag that only their tenant's requests pass.
+
+    tag = HMAC-SHA256(secret, tenant | id), 128 bits in hex
+    Every gateway with the secret can check it; without one it is random, and holds for this process alone.
+    """
+
+    def __init__(self, secret: str | None = None) -> None:
+        self._secret = secrets.token_bytes(32) if secret is None else secret.encode()
+
+    def tagged(self, response_id: str, tenant: str) -> str:
+        """Return the id that a tenant sees; one that cannot be part of a path stays as it is, and names nothing."""
+        return f"{response_id}_{self._tag(response_id, tenant)}" if _is_id(response_id) else response_id
+
+    def engine_id(self, seen: str, tenant: str) -> str:
+        """Return the engine's id of an answer that belongs to a tenant; ApiError 404 if it does not."""
+        response_id, _, tag = seen.rpartition("_")
+        if not _is_id(seen) or not hmac.compare_digest(tag, self._tag(response_id, tenant)):
+            raise ApiError(404, f"the response '{seen[:100]}' is not known here", code="not_found")
+        return response_id
+
+    def _tag(self, response_id: str, tenant: str) -> str:
+        named = b"\0".join([_PURPOSE, tenant.encode(), response_id.encode()])  # names and ids have no such byte
+        return hmac.digest(self._secret, named, "sha256").hex()[:_TAG_DIGITS]
 
 
 class ResponseOwners:
-    """The engines and tenants of stored answers, by their id."""
+    """The engines that store answers, by the engine's id of each."""
 
     def __init__(self, most: int = MAX_OWNERS) -> None:
         self._most = most
-        self._owners: OrderedDict[str, tuple[GatewayEngine, str]] = OrderedDict()
+        self._owners: OrderedDict[str, GatewayEngine] = OrderedDict()
 
-    def add(self, response_id: str, engine: GatewayEngine, tenant: str) -> None:
-        """Record the engine and the tenant of an answer; that of another tenant stays its own.
-
-        Some engines let a client choose the id of its answer.
-        """
-        if self._owners.get(response_id, (engine, tenant))[1] != tenant:
-            return
-        self._owners[response_id] = engine, tenant
+    def add(self, response_id: str, engine: GatewayEngine) -> None:
+        """Record the engine of an answer."""
+        self._owners[response_id] = engine
         self._owners.move_to_end(response_id)
         if len(self._owners) > self._most:
             self._owners.popitem(last=False)
 
-    def find(self, response_id: str, tenant: str) -> GatewayEngine | None:
-        """Return the engine of an answer, if known and not leaving; ApiError 404 if it is another tenant's."""
+    def find(self, response_id: str) -> GatewayEngine | None:
+        """Return the engine of an answer, if known and not leaving."""
         if response_id not in self._owners:
             return None
-        engine, owner = self._owners[response_id]
-        if owner != tenant:
-            raise ApiError(404, f"the response '{response_id[:100]}' is not known here", code="not_found")
         self._owners.move_to_end(response_id)
+        engine = self._owners[response_id]
         return None if engine.leaving else engine
 
     async def locate(
-        self, response_id: str, tenant: str, engines: Sequence[GatewayEngine], headers: Sequence[tuple[bytes, bytes]]
+        self, response_id: str, engines: Sequence[GatewayEngine], headers: Sequence[tuple[bytes, bytes]]
     ) -> GatewayEngine | None:
         """Return the engine of an answer; where it is not known each is asked. None if none has it."""
-        if (known := self.find(response_id, tenant)) is not None or not _is_id(response_id):
+        if (known := self.find(response_id)) is not None or not _is_id(response_id):
             return known
         held = await asyncio.gather(*(_holds(engine, response_id, headers) for engine in engines))
         owner = next((engine for engine, holds in zip(engines, held, strict=True) if holds), None)
         if owner is not None:
-            self.add(response_id, owner, tenant)
+            self.add(response_id, owner)
         return owner
 
 

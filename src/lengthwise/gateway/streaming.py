@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
@@ -81,10 +82,11 @@ class AnswerMeter:
         """Tokens by the count of a stream's events, about one each, if the engine does not report them."""
         return max(1, self._events - 1) if self._streams and self._events > 1 else None
 
-    def whole(self, body: bytes) -> None:
-        """Measure an answer in one piece."""
+    def whole(self, body: bytes) -> bytes:
+        """Measure an answer in one piece; return what the client receives."""
         self._reasons += _REASON.findall(body)
         self._read(_usage_event(body))
+        return body
 
     def lines(self, lines: bytes) -> bytes:
         """Measure complete lines of a stream; return those that the client receives."""
@@ -150,13 +152,41 @@ def _with_hop_by_hop(names: frozenset[bytes], headers: Iterable[tuple[bytes, byt
     return names
 
 
-ON_DISCONNECT: Final = "lengthwise.on_disconnect"
-"""ASGI extension of our server: the functions that it calls when the client disconnects."""
-SEND_WHOLE: Final = "lengthwise.send_whole"
-"""ASGI extension of our server: a function that sends status, headers and body at once; False if it cannot."""
+CONNECTION: Final = "lengthwise.connection"
+"""ASGI extension of our server: the `ClientConnection` of a request."""
+_HELD_APART: Final = 1 << 16  # bytes; a larger answer in one piece counts towards those that are held
+_AHEAD_STEP: Final = 1 << 18  # bytes by which more of a stream may be unread
+_MAX_AHEAD: Final = 1 << 22  # bytes of a stream that may be unread while its engine generates on: about 16,000 tokens
 
 
-_SendWhole = Callable[[int, list[tuple[bytes, bytes]], bytes], bool]
+_READERS: Final = 2  # threads; most of their work leaves the interpreter to the event loop
+_MAX_UNREAD: Final = 64
+Result = TypeVar("Result")
+
+
+class ClientConnection(Protocol):
+    """What our server's connection of a client can do beyond ASGI."""
+
+    on_disconnect: set[Callable[[], None]]
+    """Functions that it calls when the client disconnects."""
+    behind: bool
+    """Whether the client has not read what was sent."""
+
+    @property
+    def unread(self) -> int:
+        """Bytes that it has not read."""
+
+    def send_whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Send status, headers and body at once; False if it cannot."""
+
+    def send_part(self, data: bytes, *, last: bool) -> bool:
+        """Send a part of an answer that has begun; False if it cannot."""
+
+    async def catch_up(self, unread: int) -> None:
+        """Wait until at most `unread` bytes are unread."""
+
+    async def all_read(self) -> None:
+        """Wait until the client has read what was sent."""
 
 
 class ClientGoneError(Exception):
@@ -164,16 +194,38 @@ class ClientGoneError(Exception):
 
 
 class BodyBudget:
-    """The bytes of request bodies that the gateway may hold at once."""
+    """The bytes of bodies and answers that the gateway may hold at once, and the threads that read large bodies.
+
+    One large body of a tenant is read at a time, and `_READERS` of all; at most `_MAX_UNREAD` of a tenant wait for it.
+    """
 
     def __init__(self, total: int) -> None:
         self.total = self.free = total
+        self._unread: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._threads = ThreadPoolExecutor(_READERS, "bodies")
 
     def take(self, size: int) -> None:
         """Take bytes; ApiError 503 if they do not fit."""
         if size > self.free:
-            raise ApiError(503, "too many bytes of requests are held; try again later", code="bodies_full")
+            message = "too many bytes of requests and answers are held; try again later"
+            raise ApiError(503, message, code="bodies_full")
         self.free -= size
+
+    async def read(self, tenant: str, work: Callable[[], Result]) -> Result:
+        """Return the result of `work` on a large body, in a thread; ApiError 503 if too many of the tenant wait."""
+        turn, waiting = self._unread.get(tenant) or (asyncio.Lock(), 0)
+        if waiting > _MAX_UNREAD:
+            raise ApiError(503, "too many large bodies wait to be read; try again later", code="bodies_full")
+        self._unread[tenant] = turn, waiting + 1
+        try:
+            async with turn:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            waiting = self._unread[tenant][1] - 1
+            if waiting:
+                self._unread[tenant] = turn, waiting
+            else:
+                del self._unread[tenant]
 
 
 class RateLimits(Protocol):
@@ -194,10 +246,7 @@ class Caller:
         self._receive = receive
         self._send = send
         # A task that waits for the disconnect, as with other servers, would cost more than all else here.
-        extensions = scope.get("extensions") or {}
-        self._on_disconnect: set[Callable[[], None]] | None = extensions.get(ON_DISCONNECT)
-        # The access log notes the messages of an answer.
-        self._send_whole: _SendWhole | None = extensions.get(SEND_WHOLE) if self._record is None else None
+        self.connection: ClientConnection | None = (scope.get("extensions") or {}).get(CONNECTION)
         self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.headers = dict(self._headers)
         """The last value of each header."""
@@ -205,10 +254,14 @@ class Caller:
         self.query = f"?{query.decode('latin-1')}" if query else ""
         self.extra_headers: list[tuple[bytes, bytes]] = []  # of the answer, beside the engine's
         self.answered = False  # the head of an answer has been sent
-        self.held_bytes = 0  # of the body, taken from a budget
+        self.held_bytes = 0  # of the body, and of what its client has not read of the answer, taken from a budget
+        self._budget: BodyBudget | None = None
+        self._spare = 0  # bytes that may be unread while the engine generates on
         self.streams = False  # the answer is a stream of events
         self.error_format: ErrorFormat = "openai"
         self.meter: AnswerMeter | None = None  # of the stream
+        self.task: asyncio.Task[Any] | None = None
+        """The task that serves the request, while its client is present."""
         self._event_ended = True
         self._ended = False
 
@@ -216,6 +269,7 @@ class Caller:
         """Return the whole body; ApiError 413 if it is too large, 503 if `budget` has too few bytes left for it."""
         if int(self.headers.get(b"content-length", b"0")) > limit:
             raise _too_large(limit)
+        self._budget = budget
         parts: list[bytes] = []
         size = 0
         while True:
@@ -227,10 +281,14 @@ class Caller:
             if size > limit:
                 raise _too_large(limit)
             if budget is not None:
-                budget.take(len(parts[-1]))
-                self.held_bytes += len(parts[-1])
+                self.hold(len(parts[-1]), budget)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def hold(self, size: int, budget: BodyBudget) -> None:
+        """Count bytes that are held beside the body; ApiError 503 if they do not fit."""
+        budget.take(size)
+        self.held_bytes += size
 
     def forwarded_headers(self, request_id: bytes | None = None) -> list[tuple[bytes, bytes]]:
         """Return the client's headers for the engine: Authorization, traceparent and all others, repeated ones too.
@@ -250,14 +308,15 @@ class Caller:
 
     @property
     def ended(self) -> bool:
-        """Whether the last byte of the answer has been sent."""
-        return self._ended
+        """Whether the last byte of the answer has been sent, and all but little of it read."""
+        return self._ended and (self.connection is None or not self.connection.behind)
 
     def watch(self, leave: Callable[[], None]) -> Callable[[], object]:
         """Call `leave` when the client disconnects, until the function that is returned is called."""
-        if self._on_disconnect is not None:
-            self._on_disconnect.add(leave)
-            return partial(self._on_disconnect.discard, leave)
+        if self.connection is not None:
+            watching = self.connection.on_disconnect
+            watching.add(leave)
+            return partial(watching.discard, leave)
 
         async def watch() -> None:
             while (await self._receive())["type"] != "http.disconnect":
@@ -291,7 +350,11 @@ class Caller:
     async def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         """Send an answer in one piece."""
         sent = [*headers, (b"content-length", b"%d" % len(body))]
-        if self._send_whole is not None and self._send_whole(status, self._with_own(sent), body):
+        if len(body) > _HELD_APART and self._budget is not None:
+            self.hold(len(body), self._budget)
+        # The access log notes the messages of an answer.
+        connection = None if self._record is not None else self.connection
+        if connection is not None and connection.send_whole(status, self._with_own(sent), body):
             self.answered = self._ended = True
         else:
             await self.start(status, sent)
@@ -301,7 +364,23 @@ class Caller:
         """Send bytes of the answer."""
         self._ended = last
         self._event_ended = data.endswith(EVENT_ENDS)
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        connection = self.connection
+        if connection is None or not connection.send_part(data, last=last):
+            await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        elif connection.behind and not last:
+            await self._keep_pace(connection)
+
+    async def _keep_pace(self, connection: ClientConnection) -> None:
+        """Wait for a client that lags once more of its answer is unread than may be held.
+
+        Up to that its engine generates on, so that a client that does not read holds no slot for longer than others.
+        """
+        while connection.behind and connection.unread > self._spare:
+            if self._budget is not None and self._spare < _MAX_AHEAD and self._budget.free >= _AHEAD_STEP:
+                self.hold(_AHEAD_STEP, self._budget)
+                self._spare += _AHEAD_STEP
+            else:
+                await connection.catch_up(self._spare)
 
     async def end_with(self, error: ApiError, request_id: bytes | None = None) -> None:
         """End with an error: an answer where none has begun, an event in a stream."""
@@ -330,12 +409,12 @@ class _Presence:
         self._gone = False
 
     def __enter__(self) -> None:
-        self._task = asyncio.current_task()
+        self._task = self._caller.task = asyncio.current_task()
         self._stop_watching = self._caller.watch(self._leave)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop_watching()
-        task, self._task = self._task, None
+        task, self._task, self._caller.task = self._task, None, None
         del self._stop_watching  # a cycle: the memory of the request would be free only after a garbage collection
         if self._gone and task is not None and kind is asyncio.CancelledError:
             task.uncancel()
@@ -365,8 +444,7 @@ async def relay(
     if not answer.is_stream:
         body = await answer.read()
         on_first_byte()
-        meter.whole(body)
-        await caller.answer(answer.status, headers, body)
+        await caller.answer(answer.status, headers, meter.whole(body))
         return
     reader = EventReader()
     caller.streams = True

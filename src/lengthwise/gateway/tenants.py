@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import replace
+from hmac import compare_digest
 from ipaddress import ip_address
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -19,12 +20,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lengthwise.errors import InputError
 from lengthwise.files import Version, file_version
 from lengthwise.gateway.access_log import RECORD, AccessLog, noting
+from lengthwise.gateway.audit_log import CHANGE, AuditLog
 from lengthwise.gateway.config import DEFAULT_TENANT, GatewayConfig, TenantConfig
 from lengthwise.gateway.errors import ApiError, error_format
+from lengthwise.gateway.internet import check_internet
 from lengthwise.gateway.keys import key_hash, read_keys
 from lengthwise.gateway.types import PAGE_PATHS, PREFIX
 from lengthwise.policies import Policy, make_policy
 from lengthwise.policies.wrappers import Fair, Wrapper
+from lengthwise.predictors.contract import answer_cap
+from lengthwise.predictors.history import History
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +40,9 @@ _OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics", *PAGE_PATHS})
 _ADMIN_PREFIX: Final = "/lengthwise/"
 _TENANT_PATHS: Final = frozenset({f"{PREFIX}/predict"})  # under that prefix, for every tenant
 _OPEN_READING: Final = (f"{PREFIX}/policy", "GET")
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_ASKING: Final = frozenset({f"{PREFIX}/what-if"})  # a question with a body
+_ADMIN_TOKEN: Final = "admin token"  # noqa: S105  (who it is in the audit log)
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _PROXIED: Final = frozenset({b"forwarded", b"via", b"x-real-ip"})
 """Headers of requests that came through a proxy."""
@@ -44,6 +52,9 @@ _OTHER_SITES: Final = frozenset({b"cross-site", b"same-site"})
 
 _LEASE: Final = "lengthwise.lease"
 _MINUTE_S: Final = 60.0
+_CLAIMS_AT_FIRST: Final = 2.0
+_CLAIMS_KEPT: Final = 32.0
+_MIN_CLAIM: Final = 16  # tokens
 
 
 class TokenBucket:
@@ -83,6 +94,32 @@ class TokenBucket:
         self._left = per_minute - taken
 
 
+class Claims:
+    """What the lengths that a tenant declares are worth: they count while at least half of the recent ones hold.
+
+    share = (2 + held) / (2 + finished)     finished ones fade: each counts 1 - 1/32 of the one after it
+    A claim does not hold if the answer has more than twice the tokens, and more than 16. One that is too large harms
+    only its own request.
+    """
+
+    __slots__ = ("_finished", "_held")
+
+    def __init__(self) -> None:
+        self._held = self._finished = _CLAIMS_AT_FIRST
+
+    @property
+    def count(self) -> bool:
+        """Whether what the tenant declares counts."""
+        return 2 * self._held >= self._finished
+
+    def observe(self, claimed: float, tokens: int, *, censored: bool) -> None:
+        """Compare a claim with the length of the answer; with `censored`, that is a lower bound."""
+        wrong = tokens > max(_MIN_CLAIM, 2 * claimed)
+        if wrong or not censored:
+            self._held += (not wrong) - self._held / _CLAIMS_KEPT
+            self._finished += 1 - self._finished / _CLAIMS_KEPT
+
+
 class Account:
     """The use that a tenant makes of its limits."""
 
@@ -94,6 +131,9 @@ class Account:
         self.tokens = 0
         """Tokens of its answers and their prompts."""
         self.refused: dict[Refusal, int] = {"requests": 0, "tokens": 0, "concurrency": 0}
+        self.answers = History()
+        """The lengths of its own answers, where its tokens are limited."""
+        self.claims = Claims()
         self.requests_left = _bucket(None, tenant.requests_per_minute, now)
         self.tokens_left = _bucket(None, tenant.tokens_per_minute, now)
 
@@ -136,6 +176,25 @@ class Lease:
         """The tenant, with its permissions."""
         return self._account.tenant
 
+    @property
+    def limits_tokens(self) -> bool:
+        """Whether the tenant's tokens are limited."""
+        return self._account.tokens_left is not None
+
+    def expected_answer(self, llm: str, max_tokens: int | None) -> float:
+        """Return the expected tokens of an answer by the tenant's own answers; those of others do not count."""
+        return self._account.answers.prediction(llm, answer_cap(max_tokens)).mean()
+
+    def observe_answer(self, llm: str, tokens: int, *, censored: bool) -> None:
+        """Record the length of an answer, for the charges of later requests."""
+        if self.limits_tokens:
+            self._account.answers.observe(llm, tokens, censored=censored)
+
+    @property
+    def claims(self) -> Claims:
+        """What the lengths that the tenant declares are worth."""
+        return self._account.claims
+
     def charge(self, tokens: int) -> None:
         """Charge the predicted tokens of prompt and answer; ApiError 429 if the tenant's tokens are used up."""
         bucket, now = self._account.tokens_left, self._clock()
@@ -145,11 +204,21 @@ class Lease:
             bucket.take(tokens, now)
             self._charged = tokens
 
+    def correct(self, tokens: int) -> None:
+        """Charge a new prediction in place of the first one; nothing is refused."""
+        if self._account.tokens_left is not None:
+            self._account.tokens_left.take(tokens - self._charged, self._clock())
+            self._charged = tokens
+
     def settle(self, tokens: int | None) -> None:
         """Charge the true tokens in place of the predicted ones; with None, unknown, the prediction stands."""
         self._account.tokens += self._charged if tokens is None else tokens
         if tokens is not None and self._account.tokens_left is not None:
             self._account.tokens_left.take(tokens - self._charged, self._clock())
+
+    def keep(self) -> None:
+        """Let the request last beyond its answer: it ends at a second `release`."""
+        self._account.open_requests += 1
 
     def release(self) -> None:
         """End the request."""
@@ -158,7 +227,10 @@ class Lease:
     @property
     def headers(self) -> list[Header]:
         """`x-ratelimit-*` as OpenAI has them, for the limits that the tenant has."""
-        account, now = self._account, self._clock()
+        account = self._account
+        if account.requests_left is None and account.tokens_left is None:
+            return []
+        now = self._clock()
         buckets = (("requests", account.requests_left), ("tokens", account.tokens_left))
         return [header for name, bucket in buckets if bucket is not None for header in _headers(name, bucket, now)]
 
@@ -208,10 +280,13 @@ class Tenants:
         """Use a configuration and read its keys file; InputError if that is invalid, and nothing changes."""
         version = None if config.keys is None else file_version(config.keys)
         stored = () if config.keys is None else read_keys(config.keys).tenants
-        self._config, self._version = config, version
         now = self._clock()
         tenants = {tenant.name: config.tenants.get(tenant.name, tenant) for tenant in stored}
         tenants[DEFAULT_TENANT] = config.default_tenant
+        for tenant in tenants.values():
+            config.class_of(tenant)
+        check_internet(config, tenants.values())
+        self._config, self._version = config, version
         self._accounts = {name: self._account(tenant, now) for name, tenant in tenants.items()}
         self._default = self._accounts[DEFAULT_TENANT]
         self._weights.clear()  # the policy in force reads this dictionary
@@ -243,19 +318,29 @@ class Tenants:
         """Admit a request; ApiError 401 without a valid key, 429 beyond a limit."""
         return Lease(self._find(scope) if self.uses_keys else self._default, self._clock)
 
-    def admit_admin(self, scope: Scope) -> None:
-        """Raise ApiError 403 (401 for an unknown key) unless a request may use the admin API.
+    def admit_admin(self, scope: Scope) -> str:
+        """Return who uses the admin API; ApiError 403 (401 for an unknown key) unless a request may.
 
-        From this machine it may; from others with the key of an admin tenant, or, without a keys file, with
-        `remote_control`. Without keys all may read the policy; the queue and the engines concern other clients.
+        With keys it needs that of an admin tenant, on this machine too. Without keys this machine may read, others with
+        `remote_control`, and a change needs the admin token besides. All may then read the policy; the queue and the
+        engines concern other clients.
         """
-        if _is_local(scope):
-            return
         if self.uses_keys:
-            if not self._find(scope).tenant.admin:
+            tenant = self._find(scope).tenant
+            if not tenant.admin:
                 raise ApiError(403, "this key may not use the admin API", code="not_admin")
-        elif not self._config.remote_control and (scope["path"], scope["method"]) != _OPEN_READING:
+            return tenant.name
+        is_open = self._config.remote_control or (scope["path"], scope["method"]) == _OPEN_READING
+        if not is_open and not _is_local(scope):
             raise ApiError(403, "this path is for this machine only", code="not_local")
+        if changes(scope) and not self._has_token(scope):
+            message = "send the admin token, which `lengthwise serve` prints at its start: Authorization: Bearer TOKEN"
+            raise ApiError(403, message, code="no_admin_token")
+        return _ADMIN_TOKEN
+
+    def _has_token(self, scope: Scope) -> bool:
+        given, token = _presented_key(scope["headers"]), self._config.admin_token
+        return token is not None and given is not None and compare_digest(given, token.get_secret_value().encode())
 
     def _find(self, scope: Scope) -> Account:
         key = _presented_key(scope["headers"])
@@ -310,10 +395,13 @@ class TenantGate:
     Where keys are in use, the client's credentials do not pass: they are for the gateway, not for engines.
     """
 
-    def __init__(self, app: ASGIApp, tenants: Tenants, log: AccessLog | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, tenants: Tenants, log: AccessLog | None = None, audit: AuditLog | None = None
+    ) -> None:
         self._app = app
         self._tenants = tenants
         self._log = log
+        self._audit = audit
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Serve a request, or refuse it with 401, 403 or 429."""
@@ -332,10 +420,10 @@ class TenantGate:
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        lease = None
+        lease = who = None
         try:
             if path.startswith(_ADMIN_PREFIX) and path not in _TENANT_PATHS:
-                self._tenants.admit_admin(scope)
+                who = self._tenants.admit_admin(scope)
             else:
                 lease = self._tenants.admit(scope)
         except ApiError as error:
@@ -347,10 +435,19 @@ class TenantGate:
         if lease is not None and RECORD in scope:
             scope[RECORD]["tenant"] = lease.tenant.name
         try:
-            await self._app(scope, receive, send)
+            if who is not None and self._audit is not None and changes(scope):
+                with self._audit.change(scope, who) as record:
+                    await self._app({**scope, CHANGE: record}, receive, noting(send, record))
+            else:
+                await self._app(scope, receive, send)
         finally:
             if lease is not None:
                 lease.release()
+
+
+def changes(scope: Scope) -> bool:
+    """Whether a request to the admin API changes something."""
+    return scope["method"] not in _READING and scope["path"] not in _ASKING
 
 
 def lease_of(scope: Scope) -> Lease:

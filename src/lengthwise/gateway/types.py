@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from lengthwise.client.client import EngineResponse
 from lengthwise.gateway.bodies import CompletionBody
 from lengthwise.gateway.engine_state import GatewayEngine
 from lengthwise.gateway.streaming import AnswerMeter, Caller
@@ -47,6 +48,14 @@ class Call:
     """The engine that it was sent to last."""
     pinned: GatewayEngine | None = None
     """The only engine that it may run on, which stores the answer that it continues."""
+    follows: GatewayEngine | None = None
+    """The engine that generates on after the answer: of a response in the background."""
+    once: bool = False
+    """Whether its body may not be sent to an engine again: it was, or may not be executed twice."""
+    moves: bool = False
+    """Whether it is being taken from an engine that hangs."""
+    answer: EngineResponse | None = None
+    """The engine's answer, once its head has arrived."""
     failed: bool = False
     """Whether it ended in an error that is not its client's disconnect."""
     outcome: RequestOutcome | None = None
@@ -54,7 +63,9 @@ class Call:
     span: Span | None = None
     """Its OpenTelemetry span, where traces are made."""
     hinted: bool = False
-    """Whether the client declares the length."""
+    """Whether the client declares the length, and that counts."""
+    claimed: float | None = None
+    """The tokens that the client declares."""
     question: Callable[[], PredictionInput] | None = None
     """The input for the predictor, until a prediction is requested."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from lengthwise.client.sse import count_deltas, payloads
@@ -14,7 +15,6 @@ from lengthwise.gateway.streaming import AnswerMeter, count_tokens
 _RESPONSE_END: Final = re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete|failed)"')
 _MESSAGE_USAGE: Final = re.compile(rb'"type"\s*:\s*"message_(?:start|delta|stop)"')
 _SEQUENCE: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,18})')
-_ID: Final = re.compile(rb'"id"\s*:\s*"([^"\\]{1,200})"')
 _MESSAGE_WHOLE: Final = frozenset({"end_turn", "stop_sequence", "tool_use"})
 
 
@@ -28,9 +28,10 @@ class _NamedEvents(AnswerMeter, ABC):
         super().__init__()
         self._events = 1  # only deltas are counted, so none of them opens the stream
 
-    def whole(self, body: bytes) -> None:
-        """Measure an answer in one piece."""
+    def whole(self, body: bytes) -> bytes:
+        """Measure an answer in one piece; the client receives it as it is."""
         self._answer(_object(body))
+        return body
 
     def lines(self, lines: bytes) -> bytes:
         """Measure complete lines of a stream; the client receives all."""
@@ -68,8 +69,22 @@ class ResponsesMeter(_NamedEvents):
     def __init__(self, *, hide_usage: bool = False) -> None:
         super().__init__(hide_usage=hide_usage)
         self._latest = b""
+        self._status: object = None
+        self._seen_ids: dict[bytes, bytes] = {}
         self.response_id: str | None = None
         """The id under which the engine may store the answer."""
+        self.seen_id: Callable[[str], str] | None = None
+        """Returns the id that the client sees in place of the engine's, where they differ."""
+
+    def whole(self, body: bytes) -> bytes:
+        """Measure an answer in one piece; return it with the ids that the client sees."""
+        return self._renamed(super().whole(body))
+
+    @property
+    def pending(self) -> bool:
+        """Whether the engine has named the answer and not ended it."""
+        unfinished = not self.done if self._status is None else self._status in ("queued", "in_progress")
+        return unfinished and self.response_id is not None
 
     @property
     def next_event(self) -> int:
@@ -78,16 +93,30 @@ class ResponsesMeter(_NamedEvents):
         return int(numbers[-1]) + 1 if numbers else 0
 
     def lines(self, lines: bytes) -> bytes:
-        """Measure complete lines of a stream; the client receives all."""
+        """Measure complete lines of a stream; the client receives all, with the ids that it sees."""
         self._latest = lines
-        if self.response_id is None and (found := _ID.search(lines)) is not None:  # the first event holds the answer
-            self.response_id = found[1].decode("latin-1")
-        return super().lines(lines)
+        if self.response_id is None and b'"response"' in lines:  # the first event holds the answer
+            for payload in payloads(lines):
+                self._identify(_object(payload).get("response"))
+        return self._renamed(super().lines(lines))
+
+    def _identify(self, answer: object) -> None:
+        """Read the id of an answer. Not by a pattern: a client may have a field `id` of its own echoed."""
+        if self.response_id is not None or not isinstance(answer, dict) or not isinstance(answer.get("id"), str):
+            return
+        self.response_id = answer["id"]
+        for name in (self.response_id, answer.get("previous_response_id")):
+            if self.seen_id is not None and isinstance(name, str):  # whole texts are replaced, not parts of texts
+                self._seen_ids[json.dumps(name).encode()] = json.dumps(self.seen_id(name)).encode()
+
+    def _renamed(self, data: bytes) -> bytes:
+        for name, seen in self._seen_ids.items():
+            data = data.replace(name, seen)
+        return data
 
     def _answer(self, answer: dict[str, Any]) -> None:
-        if isinstance(answer.get("id"), str):
-            self.response_id = answer["id"]
-        status = answer.get("status")
+        self._identify(answer)
+        self._status = status = answer.get("status")
         if status in ("completed", "incomplete"):  # not one that runs in the background
             self._read_usage(answer)
             self._read_end(whole=status == "completed")

@@ -17,7 +17,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -27,13 +27,14 @@ from lengthwise.gateway.dashboard import LiveFleet, WhatIf
 from lengthwise.gateway.recent_requests import Rows
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, find_engine, simulate
 from lengthwise.simulator.fit import fit_clock
+from lengthwise.simulator.gains import Gain
+from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.replay import Replay
 
 _TIMES: Final = ("arrival_s", "started_s", "finished_s")
 _LENGTHS: Final = ("input_tokens", "output_tokens", "max_tokens", "mu", "sigma")
 _MAX_REQUESTS: Final = 20_000
 _FEW: Final = 300  # requests: the readable engine is faster than loading the compiled one
-_SAME: Final = 0.03  # ratios closer to 1 are called the same
 _NICE: Final = 10
 _MAX_CPU_S: Final = 60
 
@@ -86,32 +87,35 @@ def answers(question: WhatIf, running: LiveFleet, rows: Rows) -> Iterator[dict[s
     }
     for engines in question.engines:
         for policy in question.policies:
-            yield _compared(policy, engines, now, hour.run(policy, engines, speed))
+            yield _compared(policy, engines, now, hour.run(policy, engines, speed), speed)
 
 
-def _compared(policy: str, engines: int, now: Outcome, other: Outcome) -> dict[str, Any]:
+def _compared(policy: str, engines: int, now: Outcome, other: Outcome, speed: float) -> dict[str, Any]:
     ratios = [before / after for before, after in zip(_mean_and_p99(now), _mean_and_p99(other), strict=True)]
     count = "1 engine" if engines == 1 else f"{engines} engines"
-    words = f"`{policy}` on {count}: mean {in_words(ratios[0])}, p99 {in_words(ratios[1])}"
+    slo = LatencyLimits(*(limit * speed for limit in astuple(LatencyLimits())))  # in the time of the simulated engine
+    gain = Gain.of(f"`{policy}` on {count}", [other], [now], slo)
+    gain = replace(gain, base_s={name: value / speed for name, value in gain.base_s.items()})
     mean, p99 = (round(ratio, 3) for ratio in ratios)
-    return {"policy": policy, "engines": engines, "mean": mean, "p99": p99, "words": words}
+    return {
+        "policy": policy,
+        "engines": engines,
+        "mean": mean,
+        "p99": p99,
+        "over": {
+            name: [round(each, 3) for each in (ratio.ratio, ratio.low, ratio.high)]
+            for name, ratio in gain.over.items()
+            if math.isfinite(ratio.ratio)
+        },
+        "within": None if gain.within is None else [round(gain.within.share, 4), round(gain.within.base, 4)],
+        "words": gain.sentence("what runs now"),
+        "figures": gain.figures(),
+    }
 
 
 def _mean_and_p99(outcome: Outcome) -> tuple[float, float]:
     e2e = outcome.finished_s - outcome.arrival_s
     return float(np.nanmean(e2e)), float(np.nanpercentile(e2e, 99))
-
-
-def in_words(speedup: float) -> str:
-    """Return a ratio of latencies, before over after, in words."""
-    if not math.isfinite(speedup) or speedup <= 0:
-        return "unknown"
-    if abs(math.log(speedup)) < _SAME:
-        return "the same"
-    factor, word = (speedup, "faster") if speedup > 1 else (1 / speedup, "slower")
-    return (
-        f"{factor:.2f}x {word}" if factor < 1.1 else f"{factor:.1f}x {word}" if factor < 10 else f"{factor:.0f}x {word}"
-    )
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from lengthwise.policies.admission import KvDemand, peak_kv_tokens
 from lengthwise.policies.arrival_order import Fcfs
 from lengthwise.policies.base import BasePolicy, parameter
 from lengthwise.policies.job import Job, JobColumns
-from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds, SelectingPolicy, WaitingJobs
+from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds, SelectingPolicy, WaitingJobs, selects
 from lengthwise.policies.queue import PolicyQueue, TokenRate
 from lengthwise.policies.registry import DEFAULT_POLICY, POLICIES, WRAPPERS, make_policy
 from lengthwise.policies.shortest import Sjf
@@ -33,4 +33,5 @@ __all__ = [
     "make_policy",
     "parameter",
     "peak_kv_tokens",
+    "selects",
 ]

@@ -23,8 +23,9 @@ PREDICTED_LENGTHS: Final = 5
 """How many lengths `predicted_lengths` returns for a request: four quantiles and the cap."""
 LENGTH_QUANTILE: Final = 0.9
 """The first quantile of `predicted_lengths`, in every host."""
-JOINT_QUANTILE: Final = 0.995
-"""The quantile of `JointAdmission`, in every host."""
+JOINT_QUANTILE: Final = 0.8
+"""The quantile of `JointAdmission`, in every host: the largest one tried that costs no workload of
+`benchmarks.admission` more than 5 % of its throughput."""
 _MAX_TOKENS: Final = 1 << 30
 _STEPS: Final = np.unique(np.geomspace(1, 1 << 14, 64).astype(np.int64)).astype(np.float64)
 """Decode steps from now at which `joint_kv_tokens` looks."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,11 @@ from lengthwise.lengths import (
 
 MIN_TOKENS: Final = 1e-3
 """Tokens; lengths below this are raised to it before their logarithm is taken."""
+MIN_LIMIT_S: Final = 1e-3
+MAX_LIMIT_S: Final = 86_400.0
+"""Latency limits of a job lie in this range in every host, a millisecond to a day: hosts clamp what clients declare."""
+LIMIT_FIELDS: Final = ("slo_s", "ttft_s", "per_token_s")
+"""The names of limits in requests and configurations: seconds to the last token, to the first, of E2E per token."""
 CVAR_ALPHA: Final = 0.9
 """Of `Job.tail`: the share of lengths below the tail, as in TIE."""
 _LOWER: Final = 0.16  # quantiles at this and its complement give the spread of a prediction that is no log-t
@@ -64,6 +69,8 @@ class Job:
 
     `priority`: lower runs first, as in vLLM. `cached_tokens`: tokens of the prompt in the engine's prefix cache.
     `preemptions`: how often it was preempted, for any reason. `deadline`: when the answer should be complete.
+    `ttft_limit_s`, `per_token_limit_s`: seconds to the first token, and of E2E per output token, that it may take;
+    infinite: no limit of its own.
 
     From the prediction (without one, the wide prior), censored at `cap`, the smaller of the prediction's cap and
     max_tokens: `mu` and `sigma` of the log-t that the prediction is (sigma 0: a certain length) or, for another family,
@@ -71,9 +78,9 @@ class Job:
     integrals and computed when first read.
 
     Set by the queue under a policy with rounds: `rounds`, the state that gave the job its `round_number`; `charged`,
-    the work charged there; `credited`, the credit the job added there. `used_tokens`: set by a host for a finished
-    request with several answers, the tokens of its prompts and answers; it has no length of its own, and `generated`
-    stays 0.
+    the work charged there; under `lengthwise` also `counted`, its work, `credited`, the credit that it added, and
+    `price`, the credit that it used. `used_tokens`: set by a host for a finished request with several answers, the
+    tokens of its prompts and answers; it has no length of its own, and `generated` stays 0.
     """
 
     id: str
@@ -83,6 +90,8 @@ class Job:
     max_tokens: int | None = None
     priority: int = 0
     deadline: float = math.inf
+    ttft_limit_s: float = math.inf
+    per_token_limit_s: float = math.inf
     started: float | None = None
     generated: int = 0
     cached_tokens: int = 0
@@ -91,6 +100,8 @@ class Job:
     llm: str | None = None
     tenant: str | None = None
     session: str | None = None
+    template: str | None = None
+    request_class: str | None = None
     mu: float = field(init=False)
     sigma: float = field(init=False)
     cap: float = field(init=False)
@@ -98,7 +109,9 @@ class Job:
     rounds: object | None = field(init=False, default=None)
     charged: int = field(init=False, default=0)
     used_tokens: int | None = field(init=False, default=None)
+    counted: float = field(init=False, default=0.0)
     credited: float = field(init=False, default=0.0)
+    price: float = field(init=False, default=0.0)
     _current: _Moments = field(init=False)
     _initial: _Moments = field(init=False)
 
@@ -124,6 +137,40 @@ class Job:
         self.cap = self._current.prediction.cap
         if not self.generated:
             self._initial = self._current
+
+    def use_limits(
+        self, *, slo_s: float | None = None, ttft_s: float | None = None, per_token_s: float | None = None
+    ) -> None:
+        """Set the limits that the job does not have yet; None: no limit."""
+        if slo_s is not None and math.isinf(self.deadline):
+            self.deadline = self.arrival + slo_s
+        if ttft_s is not None and math.isinf(self.ttft_limit_s):
+            self.ttft_limit_s = ttft_s
+        if per_token_s is not None and math.isinf(self.per_token_limit_s):
+            self.per_token_limit_s = per_token_s
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that it has, in seconds, by the names of `RequestRow` and of a workload's columns."""
+        found = {
+            "ttft_limit_s": self.ttft_limit_s,
+            "per_token_limit_s": self.per_token_limit_s,
+            "e2e_limit_s": round(self.deadline - self.arrival, 6),  # not the noise of two clock times
+        }
+        return {name: limit for name, limit in found.items() if math.isfinite(limit)}
+
+    def limits_left(self, now: float) -> dict[str, float]:
+        """Return what is left of the job's limits now, by `LIMIT_FIELDS`, for an engine that it is sent to.
+
+        Seconds; of the limit per token, the share of the time waited is taken by the predicted length.
+        """
+        waited = now - self.arrival
+        left = {
+            "slo_s": self.deadline - now,
+            "ttft_s": self.ttft_limit_s - waited,
+            "per_token_s": self.per_token_limit_s - waited / max(self.median, 1.0),
+        }
+        return {name: max(MIN_LIMIT_S, value) for name, value in left.items() if math.isfinite(value)}
 
     def set_prediction(
         self, *, mu: float, sigma: float, cap: float, expected: float, tail: float, initial_expected: float
@@ -163,6 +210,17 @@ class Job:
         return min(math.exp(self.mu), self.cap)
 
 
+def declared_limit(value: Any) -> float:
+    """Return a limit that a client declares, in seconds, clamped; ValueError if it is not a number above 0."""
+    try:
+        seconds = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not seconds > 0.0:
+        raise ValueError(f"{str(value)[:40]!r} is not a number of seconds above 0")
+    return min(max(seconds, MIN_LIMIT_S), MAX_LIMIT_S)
+
+
 def _log_t_of(prediction: LengthDistribution) -> tuple[float, float]:
     """Return mu and sigma of the log-t that the prediction is, or that shares its quantiles."""
     if isinstance(prediction, LogT) and prediction.nu == TIE_NU:
@@ -191,6 +249,8 @@ class JobColumns:
     round_number: NDArray[np.float64]
     preemptions: NDArray[np.float64]
     deadline: NDArray[np.float64]
+    ttft_limit_s: NDArray[np.float64]
+    per_token_limit_s: NDArray[np.float64]
 
     @classmethod
     def of(cls, jobs: Iterable[Job]) -> JobColumns:
@@ -207,7 +267,7 @@ class JobColumns:
             "initial_expected": expected,
             "mu": np.log(np.maximum(expected, MIN_TOKENS)),
             "cap": DEFAULT_CAP,
-            "deadline": math.inf,
+            **dict.fromkeys(("deadline", "ttft_limit_s", "per_token_limit_s"), math.inf),
         }
         columns = {**dict.fromkeys(COLUMN_NAMES, 0.0), **certain, "arrival": arrival, "expected": expected, **others}
         length = np.broadcast_shapes(*map(np.shape, columns.values()))
@@ -220,8 +280,9 @@ class JobColumns:
         return f"JobColumns({len(self)} jobs)"
 
     def take(self, rows: NDArray[np.integer]) -> JobColumns:
-        """Return the columns of the jobs in these rows."""
-        return JobColumns(*(getattr(self, name)[rows] for name in COLUMN_NAMES))
+        """Return the columns of the jobs in these rows; columns that are empty stay so."""
+        columns = (getattr(self, name) for name in COLUMN_NAMES)
+        return JobColumns(*(column[rows] if len(column) else column for column in columns))
 
 
 COLUMN_NAMES: Final = tuple(field.name for field in fields(JobColumns))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,10 @@ class WaitingJobs:
     jobs: JobColumns
     view: QueueView
     state: Rounds | None
+
+    def among(self, rows: NDArray[np.integer], state: Rounds | None) -> WaitingJobs:
+        """Return some of the jobs, with the state of an inner policy."""
+        return WaitingJobs(self.jobs.take(rows), self.view, state)
 
 
 Slots = Callable[[], int]
@@ -91,7 +95,7 @@ class SelectingPolicy(Protocol):
     """What a policy has in addition if its choice depends on the whole queue, as with deadlines.
 
     Hosts then admit the job of `select`, among the waiting jobs of the most urgent priority, in place of the smallest
-    key. `rounds` returns a `SelectionState`. Inside a wrapper, which orders by round and key, `select` is not called.
+    key. `rounds` returns a `SelectionState`. A wrapper selects if its inner policy does.
     """
 
     @property
@@ -100,6 +104,11 @@ class SelectingPolicy(Protocol):
 
     def select(self, queue: WaitingJobs, now: float) -> int:
         """Return the index of the job to admit next; there is at least one."""
+
+
+def selects(policy: object) -> TypeGuard[SelectingPolicy]:
+    """Return whether hosts admit the job of a policy's `select`."""
+    return isinstance(policy, SelectingPolicy) and len(policy.select_columns) > 0
 
 
 @runtime_checkable

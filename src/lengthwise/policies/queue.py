@@ -17,7 +17,7 @@ from lengthwise.errors import InputError
 from lengthwise.policies.arrival_order import Fcfs
 from lengthwise.policies.base import choose_victim
 from lengthwise.policies.job import Job, JobColumns, WaitingColumns
-from lengthwise.policies.protocol import Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
+from lengthwise.policies.protocol import Policy, QueueView, Rounds, WaitingJobs, selects
 
 RATE_INTERVAL_S: Final = 0.5
 RATE_WEIGHT: Final = 0.25
@@ -242,9 +242,9 @@ class PolicyQueue:
         for place in self._places.values():
             place.job.rounds, place.job.round_number = None, 0
         self._set_keys([place.job.arrival for place in self._places.values()])
-        _log.error("policy %s failed: %d jobs wait in order of arrival", failed, len(self), exc_info=error)
         if self._on_failure is not None:
             self._on_failure(error)
+        _log.error("policy %s failed: %d jobs wait in order of arrival", failed, len(self), exc_info=error)
 
     def _start(self, now: float) -> None:
         """Key all jobs by the policy."""
@@ -252,7 +252,7 @@ class PolicyQueue:
         self._rounds = self._columns = self._selected = None
         self._rounds = policy.rounds(lambda: self.slots)
         self._level = policy.level(self.view)
-        columns = WaitingColumns(policy.select_columns) if isinstance(policy, SelectingPolicy) else None
+        columns = WaitingColumns(policy.select_columns) if selects(policy) else None
         for place in sorted(self._places.values(), key=lambda place: place.sequence):
             self._assign_round(place.job)
             place.median = place.job.median

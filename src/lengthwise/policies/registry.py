@@ -12,20 +12,28 @@ from lengthwise.errors import InputError
 from lengthwise.policies.arrival_order import Boost, Fcfs, Hrrn, Lpm, Preble
 from lengthwise.policies.base import BasePolicy, construct
 from lengthwise.policies.lengthwise import Lengthwise
+from lengthwise.policies.ontime import OnTime
 from lengthwise.policies.preemptive import Gittins, Srpt
 from lengthwise.policies.protocol import Policy
-from lengthwise.policies.shortest import Ltr, Sept, Sjf, Tie
+from lengthwise.policies.sessions import Sessions
+from lengthwise.policies.shortest import Lept, Ltr, Sept, Sjf, Tie
 from lengthwise.policies.slo import Slo
-from lengthwise.policies.wrappers import Bounded, Classes, Fair, Wrapper
+from lengthwise.policies.wrappers import Background, Bounded, Classes, Fair, Wrapper
 from lengthwise.specs import Spec, find, parse_spec
 
 POLICIES: Final[Mapping[str, type[BasePolicy]]] = {
-    kind.kind: kind for kind in (Fcfs, Sjf, Ltr, Sept, Tie, Srpt, Gittins, Hrrn, Boost, Lpm, Preble, Lengthwise, Slo)
+    kind.kind: kind
+    for kind in (Fcfs, Sjf, Ltr, Sept, Lept, Tie, Srpt, Gittins, Hrrn, Boost, Lpm, Preble, Lengthwise, Slo, OnTime)
 }
-WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {kind.kind: kind for kind in (Classes, Fair, Bounded)}
+WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {
+    kind.kind: kind for kind in (Classes, Fair, Bounded, Background, Sessions)
+}
 
 DEFAULT_POLICY: Final = Lengthwise.kind
 """The order of waiting requests in every host that serves."""
+
+LIMIT_PARAMETERS: Final = {"ttft": "ttft_limit_s", "per_token": "per_token_limit_s", "seconds": "e2e_limit_s"}
+"""Parameters of policies that are latency limits, and the names of these limits in `Job.limits`."""
 
 _REQUIRED: Final = sorted(
     name for name in {*vars(Policy), *getattr(Policy, "__annotations__", {})} if not name.startswith("_")
@@ -41,6 +49,15 @@ def make_policy(spec: str | Policy, *, imports: bool = True) -> Policy:
         return _make(parse_spec(spec, "policy"), imports=imports)
     _check_protocol(spec, type(spec).__name__)
     return spec
+
+
+def limits_kept(policy: Policy) -> dict[str, float]:
+    """Return the limits that a policy keeps for jobs without their own, as `Job.limits`; a wrapper has the inner's."""
+    inner = getattr(policy, "inner", None)
+    if inner is not None:
+        return limits_kept(inner)
+    given = {name: getattr(policy, parameter, None) for parameter, name in LIMIT_PARAMETERS.items()}
+    return {name: float(limit) for name, limit in given.items() if isinstance(limit, int | float)}
 
 
 def _make(spec: Spec, *, imports: bool) -> Policy:

@@ -1,24 +1,33 @@
-"""Policies around another policy, as in `fair(tie)`: classes, fair and bounded."""
+"""Policies around another policy, as in `fair(tie)`: classes, fair, bounded and background."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.lengths import wide_prior
 from lengthwise.policies.base import Named, last_of_largest, parameter, parameter_suffix
 from lengthwise.policies.job import Job, JobColumns
-from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds, Slots, one_slot
+from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds, Slots, WaitingJobs, one_slot, selects
+from lengthwise.specs import Spec, parse_spec
 
 INNER_BITS: Final = 26
 """Nested rounds share one number, which float64 must represent: 2^26 inner rounds, 2^27 outer ones."""
 
 _INNER_MASK: Final = (1 << INNER_BITS) - 1
 _SWEEP_MIN: Final = 64
+_WINDOW_JOBS: Final = 4096  # over so many jobs the lengths that `background` compares with fade
+_MAX_UNIT: Final = 1e12
+_BINS_PER_DOUBLING: Final = 12
+_DOUBLINGS: Final = 24
+_LONGEST_AFTER: Final = 200  # jobs: before, none is behind the others
+_PRIOR: Final = wide_prior()  # the prediction of a job without one
 
 
 @dataclass(slots=True)
@@ -70,6 +79,71 @@ class _TenantRounds:
             self.sweep_at = 2 * len(self.ends) + _SWEEP_MIN
 
 
+@dataclass(slots=True)
+class _TenantShares:
+    """The same shares for a policy that selects: a tenant may be ahead of the one with the least work by a quota.
+
+    position = work admitted / weight; the number of a job is that of its tenant
+    A tenant without jobs rejoins at the least position of those that wait: unused work is not saved.
+    """
+
+    quantum: float
+    weights: Mapping[str, float]
+    least: float = 0.0
+    """The least position of a tenant that waits."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    positions: dict[int, float] = field(default_factory=dict)
+    last: int = -1
+    sweep_at: int = _SWEEP_MIN
+
+    def enter(self, job: Job) -> int:
+        """Return the number of the tenant."""
+        self._sweep()
+        name = job.tenant or ""
+        if name not in self.numbers:
+            self.last += 1
+            self.numbers[name] = self.last
+        number = self.numbers[name]
+        self.positions[number] = max(self.positions.get(number, 0.0), self.least)
+        job.charged = job.prompt_tokens + max(1, round(job.expected))
+        return number
+
+    def eligible(self, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which of the waiting jobs, by the numbers of their tenants, may be admitted next."""
+        known, which = np.unique(numbers, return_inverse=True)
+        positions = np.array([self.positions.get(int(number), self.least) for number in known])
+        self.least = max(self.least, float(positions.min()))
+        return np.asarray((positions <= positions.min() + self.quantum)[which])
+
+    def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
+        """Return the same number; the account is corrected when the job finishes."""
+        return round_number
+
+    def admitted(self, round_number: int) -> None:
+        """Do nothing: see `selected`."""
+
+    def selected(self, job: Job) -> None:
+        """Charge the tenant of the admitted job."""
+        self._charge(job, job.charged)
+
+    def finished(self, job: Job) -> None:
+        """Charge the true work in place of the expected work."""
+        used = job.prompt_tokens + job.generated if job.used_tokens is None else job.used_tokens
+        self._charge(job, used - job.charged)
+
+    def _charge(self, job: Job, work: float) -> None:
+        number = self.numbers.get(job.tenant or "")
+        if number is not None:
+            self.positions[number] += work / self.weights.get(job.tenant or "", 1.0)
+
+    def _sweep(self) -> None:
+        """Drop tenants that are not ahead: they would rejoin at the least position anyway."""
+        if len(self.numbers) > self.sweep_at:
+            self.numbers = {name: at for name, at in self.numbers.items() if self.positions[at] > self.least}
+            self.positions = {at: self.positions[at] for at in self.numbers.values()}
+            self.sweep_at = 2 * len(self.numbers) + _SWEEP_MIN
+
+
 @dataclass(frozen=True, slots=True)
 class NestedRounds:
     """Outer rounds, and inner rounds inside each of them: number = outer * 2^26 + inner."""
@@ -96,6 +170,12 @@ class NestedRounds:
         """Pass the job to both."""
         self.outer.finished(job)
         self.inner.finished(job)
+
+    def selected(self, job: Job) -> None:
+        """Pass the selected job to those of both that record it."""
+        for part in (self.outer, self.inner):
+            if hasattr(part, "selected"):
+                part.selected(job)
 
 
 @dataclass(frozen=True)
@@ -153,10 +233,24 @@ class Wrapper(Named):
         """Return the inner policy's state."""
         return self.inner.rounds(slots)
 
+    @property
+    def select_columns(self) -> Collection[str]:
+        """Return the columns that the inner policy's `select` reads; none if it does not select."""
+        return self.inner.select_columns if selects(self.inner) else ()
+
+    def select(self, queue: WaitingJobs, now: float) -> int:
+        """Return the inner policy's choice."""
+        return self._select_inner(queue, now)
+
+    def _select_inner(self, queue: WaitingJobs, now: float) -> int:
+        if not selects(self.inner):
+            raise TypeError(f"{self.inner.name} does not select")
+        return self.inner.select(queue, now)
+
 
 @dataclass(frozen=True)
 class RoundsWrapper(Wrapper):
-    """Rounds first, then the order of the inner policy.
+    """Rounds first, then the order of the inner policy, or its choice among the jobs of the first round if it selects.
 
     Rounds hold for running jobs too: a job is preempted only for a waiting one of its own or an earlier round, and
     when memory is short the latest round is preempted first.
@@ -170,6 +264,21 @@ class RoundsWrapper(Wrapper):
         """Return this wrapper's rounds, with those of the inner policy nested in them."""
         inner = self.inner.rounds(slots)
         return self.make_rounds() if inner is None else NestedRounds(self.make_rounds(), inner)
+
+    @property
+    def select_columns(self) -> Collection[str]:
+        """Return the columns of the inner policy, and the rounds."""
+        return {*self.inner.select_columns, "round_number"} if selects(self.inner) else ()
+
+    def select(self, queue: WaitingJobs, now: float) -> int:
+        """Return the inner policy's choice among the jobs that may be admitted by their rounds."""
+        state: Any = queue.state  # NestedRounds: a policy that selects has a state
+        rows = np.flatnonzero(self.eligible(np.floor_divide(queue.jobs.round_number, 1 << INNER_BITS), state.outer))
+        return int(rows[self._select_inner(queue.among(rows, state.inner), now)])
+
+    def eligible(self, rounds: NDArray[np.float64], state: Any) -> NDArray[np.bool_]:
+        """Return which waiting jobs may be admitted next: those of the first round."""
+        return np.asarray(rounds == rounds.min())
 
     def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
         """Return scores by round, then by the inner policy."""
@@ -213,6 +322,14 @@ class Classes(Wrapper):
         return _find_victim_among(self.inner, jobs, jobs.priority == candidate.priority, candidate, now)
 
 
+def has_classes(name: str) -> bool:
+    """Return whether the policy of this name has `classes` around it or inside."""
+    spec: Spec | None = parse_spec(name)
+    while spec is not None and spec.name != Classes.kind:
+        spec = spec.inner
+    return spec is not None
+
+
 @dataclass(frozen=True)
 class Fair(RoundsWrapper):
     """Any policy, with tenants in turns: `fair(tie):quantum=8192`.
@@ -237,6 +354,10 @@ class Fair(RoundsWrapper):
     tenant. Requests without a tenant form one tenant. The state, the position of each tenant, belongs to the queue.
     A host may give tenants `weights`: a tenant of weight w has w * quantum in each round, and the claim holds for its
     work divided by w.
+
+    Around a policy that selects (`fair(ontime)`) there are no rounds, which would hide most of the queue from it: it
+    selects among the jobs of all tenants whose admitted work exceeds the least of any that waits by at most a quantum.
+    So the work of two tenants that both always wait differs by at most a quantum and a request, and the claim holds.
     """
 
     kind = "fair"
@@ -251,7 +372,16 @@ class Fair(RoundsWrapper):
 
     def make_rounds(self) -> Rounds:
         """Return the positions of the tenants."""
-        return _TenantRounds(self.quantum, self.weights)
+        return (_TenantShares if selects(self.inner) else _TenantRounds)(self.quantum, self.weights)
+
+    def eligible(self, rounds: NDArray[np.float64], state: Any) -> NDArray[np.bool_]:
+        """Return which waiting jobs are of tenants that are not ahead."""
+        return cast("_TenantShares", state).eligible(rounds)
+
+    def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+        """Return scores by round, then by the inner policy; without rounds by the inner policy."""
+        scores = self.inner.eviction_scores(jobs, now)
+        return scores if selects(self.inner) else _lexicographic(jobs.round_number, scores)
 
 
 @dataclass(frozen=True)
@@ -309,6 +439,76 @@ class _Batches:
 
     def finished(self, job: Job) -> None:
         """Do nothing: rounds do not depend on true lengths."""
+
+
+@dataclass(frozen=True)
+class Background(RoundsWrapper):
+    """Any policy, with the requests that are predicted to be the longest behind all others: `background(lengthwise)`.
+
+    place: behind all others if the median is among the longest `share` = 0.01 of recent jobs, then as the inner policy
+    Recent: the last few thousand. None is behind until 200 jobs have arrived, nor is a job without a prediction.
+
+    The longest of heavy-tailed lengths are a large share of the work, so that nearly all others are served earlier. The
+    cost is theirs alone, and it has no bound: while others always wait, those behind do not run. Where that is not
+    wanted, use `bounded(background(...))`, or leave it out.
+    """
+
+    kind = "background"
+
+    share: float = parameter(0.01, minimum=1e-4, maximum=0.5)
+
+    def make_rounds(self) -> Rounds:
+        """Return the statistics of recent lengths."""
+        return _LongestLast(self.share)
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Return True: the longest are found by their predictions."""
+        return True
+
+
+@dataclass(slots=True)
+class _LongestLast:
+    """Round 1 for the longest of recent jobs, by weighted counts in bins of the median; round 0 for the others."""
+
+    share: float
+    unit: float = 1.0
+    count: float = 0.0
+    arrived: int = 0
+    bins: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_BINS_PER_DOUBLING * _DOUBLINGS))
+
+    def enter(self, job: Job) -> int:
+        self.unit *= 1.0 + 1.0 / _WINDOW_JOBS
+        self.arrived += 1
+        self._count(job.median, self.unit)
+        return self._round(job)
+
+    def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
+        self._count(old_median, -self.unit)
+        self._count(job.median, self.unit)
+        return self._round(job)
+
+    def admitted(self, round_number: int) -> None:
+        """Do nothing: rounds do not depend on what is served."""
+
+    def finished(self, job: Job) -> None:
+        """Do nothing: rounds depend on predictions."""
+
+    def _round(self, job: Job) -> int:
+        if self.arrived < _LONGEST_AFTER or (job.mu, job.sigma) == (_PRIOR.mu, _PRIOR.sigma):
+            return 0
+        return int(float(self.bins[_length_bin(job.median) :].sum()) <= self.share * self.count)
+
+    def _count(self, median: float, weight: float) -> None:
+        self.bins[_length_bin(median)] += weight
+        self.count += weight
+        if self.unit > _MAX_UNIT:
+            self.bins /= self.unit
+            self.count, self.unit = self.count / self.unit, 1.0
+
+
+def _length_bin(median: float) -> int:
+    return min(_BINS_PER_DOUBLING * _DOUBLINGS - 1, int(_BINS_PER_DOUBLING * math.log2(max(median, 1.0))))
 
 
 def _lexicographic(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,13 +10,16 @@ from lengthwise.predictors.contract import (
     PredictionInput,
     Predictions,
 )
+from lengthwise.predictors.prediction import Prediction, predict
 from lengthwise.predictors.resolve import load_predictor
 
 __all__ = [
     "HistogramPredictions",
     "LengthPredictor",
     "LogTPredictions",
+    "Prediction",
     "PredictionInput",
     "Predictions",
     "load_predictor",
+    "predict",
 ]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from lengthwise.lengths import DEFAULT_CAP
 from lengthwise.llm_names import resolve_llm
 from lengthwise.predictors.calibration import MIN_LENGTHS
 from lengthwise.predictors.contract import LoadedPredictor, LogTPredictions, PredictionInput, as_logt
-from lengthwise.predictors.corrections import CorrectedPredictor, Corrections
 from lengthwise.predictors.mixture import (
     AdaptedPredictor,
     Answers,
@@ -31,12 +30,11 @@ from lengthwise.predictors.mixture import (
     likeness,
     to_part,
 )
-from lengthwise.predictors.model_file import ADAPTED, read_model_file, write_model_file
+from lengthwise.predictors.model_file import ADAPTED, LEARNED, ModelFile, read_model_file, write_model_file
 from lengthwise.predictors.resolve import load_predictor, model_path
 from lengthwise.traffic.scores import Forecast, PredictionScores, score_predictions
 
 Floats = NDArray[np.float64]
-Prompt = TypeVar("Prompt", str, int)
 
 ENOUGH: Final = 50
 """Number of lengths below which a warning is printed."""
@@ -102,10 +100,10 @@ class Observed:
 
 
 def by_prompt(
-    prompts: Sequence[Prompt], lengths: Iterable[float], censored: Iterable[bool | None]
-) -> tuple[list[Prompt], Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+    prompts: Sequence[str], lengths: Iterable[float], censored: Iterable[bool | None]
+) -> tuple[list[str], Floats, NDArray[np.bool_], NDArray[np.bool_]]:
     """Group answers by prompt: the distinct prompts, then lengths, present and censored, each (prompts, k)."""
-    answers: dict[Prompt, list[tuple[float, bool]]] = {}
+    answers: dict[str, list[tuple[float, bool]]] = {}
     for prompt, length, cut in zip(prompts, lengths, censored, strict=True):
         answers.setdefault(prompt, []).append((length, bool(cut)))
     table = np.full((len(answers), max(map(len, answers.values()), default=0), 2), np.nan)
@@ -224,7 +222,7 @@ def _adapt_file(
     path: Path, observed: Observed, out: Path, progress: Callable[[str, float], None] | None
 ) -> AdaptReport:
     file = read_model_file(path)
-    base, adapted, _ = taken_apart(load_predictor(path))
+    base, adapted = taken_apart(file, load_predictor(path))
     llm = known_name(observed.llm, base.llms)
     mu, sigma, nu = predict_known_llms(base, llm, observed.texts, progress)
     answers = Answers(
@@ -262,14 +260,13 @@ def _adapt_file(
     return report
 
 
-def taken_apart(loaded: LoadedPredictor) -> tuple[LoadedPredictor, Mapping[str, Mixture], Corrections]:
-    """Return the trained predictor of a model file, the LLMs that were added to it, and its corrections."""
-    corrections: Corrections = {}
-    if isinstance(loaded, CorrectedPredictor):
-        corrections = loaded.corrections
-        loaded = loaded.base
-    base, adapted = (loaded.base, loaded.adapted) if isinstance(loaded, AdaptedPredictor) else (loaded, {})
-    return base, adapted, corrections
+def taken_apart(file: ModelFile, loaded: LoadedPredictor) -> tuple[LoadedPredictor, Mapping[str, Mixture]]:
+    """Return the trained predictor of a model file, and the LLMs that were added to it."""
+    if LEARNED in file.parts:
+        from lengthwise.predictors.learner import LearnedPredictor  # brings the compiler
+
+        loaded = loaded.base if isinstance(loaded, LearnedPredictor) else loaded
+    return (loaded.base, loaded.adapted) if isinstance(loaded, AdaptedPredictor) else (loaded, {})
 
 
 def known_name(name: str, known: tuple[str, ...]) -> str:

@@ -1,54 +1,46 @@
-"""`lengthwise adapt MODEL --from DIR`: a better model file from a traffic log of `lengthwise serve --learn DIR`.
+"""`lengthwise adapt MODEL --from DIR`: a better model file from a traffic log of `lengthwise serve --log DIR`.
 
-With prompts in the log, each LLM becomes a mixture of known ones, as in `adapt`. Without, the predictor gets a
-correction for each LLM and tenant (`corrections`), from the predictions and lengths in the log. Both are fitted to the
-first 80 % of the requests and scored on the last 20 %; an LLM whose predictions there do not get better (mean log
-score) is left as it is. What is written is fitted to all requests.
+The offline form of learning while serving: a `learner.Learner` on the predictor observes the answers of the log, of
+each LLM and of each tenant. A request whose prompt is in the log is described by it; one without has the logged
+prediction. What is learned from the first 80 % of an LLM's requests is scored on the last 20 %; an LLM whose
+predictions there do not get better (mean log score) is left as it is. What is written is learned from all requests, and
+a server that learns begins with it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import LogT
-from lengthwise.predictors import corrections as corrected_by
-from lengthwise.predictors.adapt import (
-    MIN_PROMPTS,
-    by_prompt,
-    known_name,
-    one_thread,
-    predict_known_llms,
-    taken_apart,
-)
-from lengthwise.predictors.calibration import MIN_LENGTHS, Adjustment, CensoredError
-from lengthwise.predictors.contract import LoadedPredictor, PredictionInput, as_logt
-from lengthwise.predictors.corrections import corrected, fit_corrections
-from lengthwise.predictors.mixture import Answers, Mixture, fit_mixture, kinds, likeness, to_part
-from lengthwise.predictors.model_file import ADAPTED, CORRECTIONS, read_model_file, write_model_file
-from lengthwise.predictors.prefix_memory import PrefixMemory
+from lengthwise.lengths import DEFAULT_CAP, LogT
+from lengthwise.predictors.adapt import one_thread, unknown_llms_unlogged
+from lengthwise.predictors.calibration import MIN_LENGTHS
+from lengthwise.predictors.contract import PredictionInput, as_logt
+from lengthwise.predictors.learner import Learner
+from lengthwise.predictors.model_file import LEARNED, read_model_file, write_model_file
 from lengthwise.predictors.resolve import (
     load_predictor,
     model_path,
     packaged_predictors,
     predictor_label,
 )
+from lengthwise.predictors.thinking import understood
 from lengthwise.predictors.traffic_evaluation import scorable, score_rows
-from lengthwise.traffic.log import MEMORY_NAME, PREDICTOR_NAME
+from lengthwise.traffic.log import PREDICTOR_NAME
 from lengthwise.traffic.reader import Floats, LoggedTraffic, Mask
+from lengthwise.traffic.rows import RequestRow
 from lengthwise.traffic.scores import PredictionScores
 
 HELD_OUT: Final = 0.2
-"""Share of the requests, the last ones, that the scores are of."""
-MAX_PROMPTS: Final = 1000
-"""The last prompts of an LLM that are fitted to: more take minutes and hardly change the fit."""
-_BATCH: Final = 64
+"""Share of an LLM's requests, the last ones, that its scores are of."""
+MAX_ANSWERS: Final = 2048
+"""The last answers of an LLM that are learned from; a learner has forgotten those before them."""
 
 Progress = Callable[[str, float], None]
 
@@ -59,7 +51,7 @@ class Adaptation:
 
     llm: str
     texts: bool
-    """Whether it was fitted to prompts; else by corrections."""
+    """Whether the log has its prompts."""
     requests: int
     before: PredictionScores
     after: PredictionScores
@@ -83,17 +75,11 @@ class TrafficAdaptation:
     written: bool
 
 
-@dataclass(frozen=True, eq=False)
-class _Fitted:
-    mixtures: dict[str, Mixture]
-    corrections: dict[tuple[str, str | None], Adjustment]
-
-
 def adapt_traffic(
     model: str | Path, traffic: LoggedTraffic, out: Path, *, force: bool = False, progress: Progress | None = None
 ) -> TrafficAdaptation:
     """Adapt a packaged predictor or a model file to a log, and write the LLMs that got better; with `force`, all."""
-    with one_thread():
+    with one_thread(), unknown_llms_unlogged():
         return _Adapting(model, traffic, progress).run(out, force=force)
 
 
@@ -102,112 +88,105 @@ class _Adapting:
         self._path = model_path(model)
         self._name = predictor_label(self._path)
         self._file, self._loaded = read_model_file(self._path), load_predictor(self._path)
-        self._base, self._adapted, self._corrections = taken_apart(self._loaded)
-        self._traffic = traffic.take(traffic.known)
+        self._learner = Learner(self._loaded, tenants_apart=True)
         self._progress = progress or (lambda _what, _done: None)
+        known = traffic.take(traffic.known)
+        by_it = np.array([row.predictor == self._name for row in known.rows], bool)
+        has_text = np.array([row.text is not None for row in known.rows], bool)
+        self._traffic = known.take(has_text | (by_it & np.isfinite(known.predicted[:, 0])))
+        self._tenants = _tenants_with_enough(self._traffic)
+        self._names = sorted(set(known.llm.tolist()))
 
     def run(self, out: Path, *, force: bool) -> TrafficAdaptation:
-        found, fitted, too_few = [], [], {}
-        cut_off: dict[str, CensoredError] = {}
-        names = sorted(set(self._traffic.llm.tolist()))
-        for number, llm in enumerate(names):
-            self._progress(llm, number / len(names))
+        found, too_few, cut_off = [], {}, {}
+        for number, llm in enumerate(self._names):
+            self._progress(llm, number / len(self._names))
             rows = self._traffic.take(self._traffic.llm == llm)
-            try:
-                one = self._with_text(llm, rows) or self._without_text(llm, rows)
-            except CensoredError as error:
-                cut_off[llm] = error
-                continue
-            if one is None:
+            rows = rows.take(np.arange(len(rows)) >= len(rows) - MAX_ANSWERS)
+            train = _training(rows)
+            cut, answers = int(rows.censored[train].sum()), int(train.sum())
+            if answers < MIN_LENGTHS or not scorable(rows)[~train].any():
                 too_few[llm] = len(rows)
-                continue
-            found.append(one[0])
-            if one[0].better or force:
-                fitted.append(one[1])
+            elif cut > answers / 2:
+                cut_off[llm] = f"{cut} of {answers} answers are cut off, too many to learn from"
+            else:
+                found.append(self._adapted(llm, rows, train))
         if not found and cut_off:
-            llm, cause = next(iter(cut_off.items()))
-            raise InputError(f"{llm}: {cause.problem}", source=self._traffic.origin, hint=cause.hint)
+            llm, problem = next(iter(cut_off.items()))
+            raise InputError(
+                f"{llm}: {problem}", source=self._traffic.origin, hint="give lengths with a larger max_tokens"
+            )
         if not found:
             raise InputError(
                 "too few lengths: " + (", ".join(f"{llm} {n}" for llm, n in too_few.items()) or "none"),
                 source=self._traffic.origin,
-                hint=f"an LLM needs prompts (--keep-prompts) or predictions of {self._name}, and "
-                f"{MIN_LENGTHS} lengths, of {MIN_PROMPTS} prompts; and one in the last {HELD_OUT:.0%}",
+                hint=f"an LLM needs {MIN_LENGTHS} lengths, and one in the last {HELD_OUT:.0%}, of requests with "
+                f"prompts (--keep-prompts) or predictions of {self._name}",
             )
-        if fitted:
-            self._write(out, fitted, found)
-        return TrafficAdaptation(self._name, tuple(found), too_few, tuple(cut_off), bool(fitted))
+        kept = {each.llm for each in found if each.better or force}
+        if kept:
+            self._write(out, kept, found)
+        return TrafficAdaptation(self._name, tuple(found), too_few, tuple(cut_off), bool(kept))
 
-    def _with_text(self, llm: str, rows: LoggedTraffic) -> tuple[Adaptation, _Fitted] | None:
-        """Fit a mixture to the requests with text; None if there are too few."""
-        rows = rows.take(np.array([row.text is not None for row in rows.rows], bool))
-        train = _training(rows)
-        texts = [str(row.text) for row in rows.rows]
-        if train.sum() < MIN_LENGTHS or len({texts[i] for i in np.flatnonzero(train)}) < MIN_PROMPTS:
-            return None
-        if not scorable(rows)[~train].any():
-            return None
-        recent = dict.fromkeys(reversed(texts))  # distinct, the last first
-        chosen = list(recent)[:MAX_PROMPTS]
-        place = {text: number for number, text in enumerate(chosen)}
-        name = known_name(llm, self._base.llms)
-        mu, sigma, nu = predict_known_llms(self._base, name, chosen, self._progress)
-        like, kind = likeness(name, self._base.llms), kinds(chosen)
-
-        def fit(used: Mask) -> Mixture:
-            own = [i for i in np.flatnonzero(used) if texts[i] in place]
-            numbers = [place[texts[i]] for i in own]
-            asked, lengths, present, censored = by_prompt(numbers, rows.output_tokens[own], rows.censored[own])
-            known = mu[asked, :-1], sigma[asked, :-1], kind[asked]
-            return fit_mixture(Answers(*known, lengths, present, censored, nu), like)
-
+    def _adapted(self, llm: str, rows: LoggedTraffic, train: Mask) -> Adaptation:
+        """Learn from the first requests of an LLM, score the last ones, and learn from those too."""
+        self._observe(rows.take(train))
         held = rows.take(~train & scorable(rows))
-        before = self._predict(self._loaded, held)
-        held_texts = [str(row.text) for row in held.rows]
-        known_mu, known_sigma, _ = predict_known_llms(self._base, name, held_texts)
-        after = np.stack(fit(train).apply(known_mu[:, :-1], known_sigma[:, :-1], kinds(held_texts)), axis=1)
-        scored = Adaptation(llm, True, len(rows), score_rows(held, before), score_rows(held, after))
-        return scored, _Fitted({name: fit(np.ones(len(rows), bool))}, {})
+        before, after = self._predictions(held)
+        self._observe(rows.take(~train))
+        texts = any(row.text is not None for row in rows.rows)
+        return Adaptation(llm, texts, len(rows), score_rows(held, before), score_rows(held, after))
 
-    def _without_text(self, llm: str, rows: LoggedTraffic) -> tuple[Adaptation, _Fitted] | None:
-        """Fit corrections to the predictions of this predictor; None if there are too few."""
-        by_it = np.array([row.predictor == self._name for row in rows.rows], bool)
-        rows = rows.take(by_it & np.isfinite(rows.predicted[:, 0]))
-        train = _training(rows)
-        held = rows.take(~train & scorable(rows))
-        first = _corrections(rows.take(train))
-        if not first or not len(held):
-            return None
-        after = corrected(first, held.llm.tolist(), held.tenant.tolist(), held.predicted)
-        scored = Adaptation(llm, False, len(rows), score_rows(held, held.predicted), score_rows(held, after))
-        return scored, _Fitted({}, _corrections(rows))
+    def _observe(self, rows: LoggedTraffic) -> None:
+        for row, predicted, tokens, censored in zip(
+            rows.rows, rows.predicted, rows.output_tokens.tolist(), rows.censored.tolist(), strict=True
+        ):
+            # A tenant without enough answers of its own is predicted by those of all.
+            for tenant in (None, row.tenant) if (row.llm, row.tenant) in self._tenants else (None,):
+                request = _request(row, tenant)
+                if row.text is None:
+                    self._learner.observe_predicted(request, _logged(row, predicted), tokens, censored=censored)
+                else:
+                    self._learner.observe(request, tokens, censored=censored)
 
-    def _predict(self, predictor: LoadedPredictor, rows: LoggedTraffic) -> Floats:
-        inputs = [PredictionInput(str(row.text), row.llm or "", row.max_tokens, tenant=row.tenant) for row in rows.rows]
-        parts = [as_logt(predictor.predict(inputs[i : i + _BATCH])) for i in range(0, len(inputs), _BATCH)]
-        return np.stack([np.concatenate([getattr(part, name) for part in parts]) for name in ("mu", "sigma")], axis=1)
+    def _predictions(self, rows: LoggedTraffic) -> tuple[Floats, Floats]:
+        """Return mu and sigma (n, 2) as the model file predicts, and with what is learned."""
+        before, after = rows.predicted.copy(), np.empty((len(rows), 2))
+        for number, row in enumerate(rows.rows):
+            enough = (row.llm, row.tenant) in self._tenants
+            request = _request(row, row.tenant if enough else None)
+            if row.text is None:
+                found = self._learner.predict_again(request, _logged(row, rows.predicted[number]))
+                after[number] = found.mu, found.sigma
+            else:
+                made, alone = as_logt(self._learner.predict([request])), self._learner.alone([request])
+                after[number], before[number] = (made.mu[0], made.sigma[0]), (alone.mu[0], alone.sigma[0])
+        return before, after
 
-    def _write(self, out: Path, fitted: list[_Fitted], found: list[Adaptation]) -> None:
-        mixtures, added = dict(self._adapted), dict(self._corrections)
-        for each in fitted:
-            mixtures |= each.mixtures
-            # The old correction was of the old predictions of this LLM.
-            added = {key: value for key, value in added.items() if known_name(key[0], self._base.llms) not in mixtures}
-            for (llm, tenant), new in each.corrections.items():
-                old = corrected_by.adjustment_of(self._corrections, llm, tenant)
-                added[(llm, tenant)] = corrected_by.composed(old, new)
-        parts = dict(self._file.parts)
-        if mixtures:
-            parts[ADAPTED] = to_part(mixtures, self._base.llms)
-        parts.pop(CORRECTIONS, None)
-        if added:
-            parts[CORRECTIONS] = corrected_by.to_part(added)
+    def _write(self, out: Path, llms: set[str], found: list[Adaptation]) -> None:
         card: dict[str, Any] = {key: value for key, value in self._file.card.items() if key != "format"}
         card["traffic"] = [
             {**asdict(each), "before": each.before.defined(), "after": each.after.defined(), "better": each.better}
             for each in found
         ]
-        write_model_file(out, card, parts)
+        names = {_request(row, None).learned_as for row in self._traffic.rows if row.llm in llms}
+        write_model_file(out, card, {**self._file.parts, LEARNED: self._learner.learned(names)})
+
+
+def _tenants_with_enough(traffic: LoggedTraffic) -> set[tuple[str | None, str | None]]:
+    """Return the (LLM, tenant) with enough lengths, of LLMs with several tenants."""
+    count = Counter((row.llm, row.tenant) for row in traffic.rows)
+    several = Counter(llm for llm, _ in count)
+    return {key for key, lengths in count.items() if several[key[0]] > 1 and lengths >= MIN_LENGTHS}
+
+
+def _request(row: RequestRow, tenant: str | None) -> PredictionInput:
+    thinking = understood(row.thinking)
+    return PredictionInput(row.text or "", row.llm or "", row.max_tokens, tenant=tenant, thinking=thinking)
+
+
+def _logged(row: RequestRow, predicted: Floats) -> LogT:
+    return LogT(float(predicted[0]), float(predicted[1]), row.max_tokens or DEFAULT_CAP)
 
 
 def predictor_in_use(traffic: LoggedTraffic, folder: Path) -> Path:
@@ -224,36 +203,6 @@ def predictor_in_use(traffic: LoggedTraffic, folder: Path) -> Path:
     )
 
 
-def _training(rows: LoggedTraffic) -> NDArray[np.bool_]:
+def _training(rows: LoggedTraffic) -> Mask:
     """Return which rows are not among the last."""
     return np.arange(len(rows)) < round((1 - HELD_OUT) * len(rows))
-
-
-def _corrections(rows: LoggedTraffic) -> dict[tuple[str, str | None], Adjustment]:
-    return fit_corrections(rows.llm.tolist(), rows.tenant.tolist(), rows.predicted, rows.output_tokens, rows.censored)
-
-
-def save_memory(traffic: LoggedTraffic, folder: Path) -> Path | None:
-    """Write the prefix memory that these requests teach, where the gateway that wrote the log left none (a crash)."""
-    from lengthwise.files import atomic_path
-
-    file = folder / MEMORY_NAME
-    if file.exists():
-        return None
-    with atomic_path(file) as path:
-        path.write_bytes(replayed_memory(traffic).state())
-    return file
-
-
-def replayed_memory(traffic: LoggedTraffic) -> PrefixMemory:
-    """Return the prefix memory of a gateway that has served these requests."""
-    memory = PrefixMemory()
-    for number in np.flatnonzero(traffic.known).tolist():
-        if traffic.rows[number].names:
-            text = bool(np.isfinite(traffic.predicted[number, 0]))
-            mu, sigma = (traffic.predicted if text else traffic.history)[number].tolist()
-            memory.observe(
-                traffic.scopes(number), LogT(mu, sigma, int(traffic.cap[number])), int(traffic.output_tokens[number]),
-                text=text, censored=bool(traffic.censored[number]),
-            )  # fmt: skip
-    return memory

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import wide_prior
-from lengthwise.predictors.contract import LogTPredictions, PredictionInput
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_inputs
 
 TEMPLATE: Final = (
     "Predict the length of your answer before answering my question, use the format:"
@@ -99,14 +99,17 @@ class AskPredictor:
     def __repr__(self) -> str:
         return f"AskPredictor({self.url!r})"
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+    def predict(
+        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
+    ) -> LogTPredictions:
         """Return one prediction for each input, in order."""
-        lengths = [parse_length(reply) for reply in self.replies([each.text for each in inputs])]
+        asked = as_inputs(inputs, llms)
+        lengths = [parse_length(reply) for reply in self.replies([each.text for each in asked])]
         self.asked += len(lengths)
         self.stated += sum(length is not None for length in lengths)
         prior = wide_prior()
         mu = [prior.mu if length is None else math.log(length) for length in lengths]
-        return LogTPredictions.of(mu, prior.sigma, [each.cap for each in inputs])
+        return LogTPredictions.of(mu, prior.sigma, [each.cap for each in asked])
 
     def replies(self, prompts: Sequence[str]) -> list[str]:
         """Return the beginning of the LLM's reply to each prompt inside the template, greedily decoded."""

@@ -1,4 +1,4 @@
-"""Calibration: intervals with the nominal coverage, from held-out prompts (split conformal) and online while serving.
+"""Calibration: intervals with the nominal coverage, from held-out prompts (split conformal).
 
 On held-out prompts, with d = log(length) - mu of the prediction:
 
@@ -10,31 +10,21 @@ is one unit, however many answers it has (Lee, Barber, Willett 2023): its sample
 1/(n + 1) lies at infinity for the next prompt. With one level, the prediction then covers a new prompt's answer with at
 least that probability, except that the shift is taken from the same prompts. The weight of a censored answer moves to
 the larger errors (Efron's redistribution to the right, which gives the Kaplan-Meier estimate).
-
-Online, for each LLM, with mu_i and sigma_i the predictor's prediction for answer i:
-
-    log(length_i) = mu_i + shift + factor * sigma_i * T_i,   T Student-t with nu 3.5
-
-shift and factor are those of a `history.Tracker`: steady without drift, fast after a change. Before the first
-observation they are 0 and 1, with the weight of 20 observations.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU, LengthDistribution, LogT, log_t
-from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions, as_logt
-from lengthwise.predictors.history import Running, Tracker, remember
+from lengthwise.lengths import TIE_NU, log_t
+from lengthwise.predictors.contract import LogTPredictions, Predictions, as_logt
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -97,10 +87,6 @@ class Calibration:
         return cls(Adjustment(**state["others"]), by_llm, float(state["nu"]))
 
 
-class CensoredError(InputError):
-    """Too many answers are cut off for a calibration."""
-
-
 def fit_calibration(
     predictions: Predictions,
     llms: Sequence[str],
@@ -128,7 +114,7 @@ def fit_calibration(
             raise InputError(f"{rows.prompts} prompts are too few to calibrate", hint=f"give at least {least}")
         cut, answers = int((rows.censored & rows.present).sum()), int(rows.present.sum())
         problem = f"{cut} of {answers} answers are cut off, too many to calibrate"
-        raise CensoredError(problem, hint="give lengths with a larger max_tokens")
+        raise InputError(problem, hint="give lengths with a larger max_tokens")
     own = {llm: rows.take(names == llm).spread(levels) for llm in sorted(set(llms))}
     known = {llm: each for llm, each in own.items() if each is not None}
     nu = logt.nu
@@ -241,103 +227,3 @@ def _blend(own: Adjustment, others: Adjustment) -> Adjustment:
         math.exp(share * math.log(own.factor) + (1 - share) * math.log(others.factor)),
         own.prompts,
     )
-
-
-FORMAT: Final = 1
-_PRIOR_WEIGHT: Final = 20.0
-_REMEMBERED: Final = 8192  # predictions of requests without a known length; an evicted one is computed again
-
-
-class OnlineCalibrated:
-    """A predictor with online calibration per LLM. One observation costs O(1)."""
-
-    def __init__(self, predictor: LengthPredictor) -> None:
-        self.predictor = predictor
-        self._trackers: dict[str, Tracker] = {}
-        self._waiting: OrderedDict[int, tuple[float, float]] = OrderedDict()
-
-    def __repr__(self) -> str:
-        return f"OnlineCalibrated({self.predictor!r}, {len(self._trackers)} LLMs observed)"
-
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
-        """Return one prediction for each input, in order; other shapes become log-t."""
-        predictions = as_logt(self.predictor.predict(inputs))
-        for each, mu, sigma in zip(inputs, predictions.mu.tolist(), predictions.sigma.tolist(), strict=True):
-            self._remember(each, mu, sigma)
-        return adjusted(predictions, [self.adjustment(each.llm) for each in inputs])
-
-    def prediction(self, request: PredictionInput) -> LogT:
-        """Return one prediction; the predictor is not called again for a request that it has predicted."""
-        mu, sigma = self._prediction(request)
-        adjustment = self.adjustment(request.llm)
-        return LogT(mu + adjustment.shift, sigma * adjustment.factor, request.cap)
-
-    def observe(self, request: PredictionInput, length: int, *, censored: bool = False) -> None:
-        """Observe an answer's length; `censored` if it was cut off or is running, so that the length is a lower bound.
-
-        Observe each answer once. Censoring must not depend on the remaining length: by max_tokens, a deadline or the
-        clock it does not.
-        """
-        mu, sigma = self._prediction(request)
-        tracker = remember(self._trackers, request.llm, online_tracker())
-        tracker.observe(math.log(max(1, length)) - mu, sigma, censored=censored)
-
-    def adjustment(self, llm: str) -> Adjustment:
-        """Return the current adjustment of this LLM's predictions."""
-        tracker = self._trackers.get(llm)
-        return Adjustment() if tracker is None else Adjustment(tracker.location, tracker.scale, tracker.seen)
-
-    def uncalibrated(self, prediction: LengthDistribution, llm: str) -> LogT | None:
-        """Return a prediction that `predict` has just made for this LLM as it was before the adjustment."""
-        if not isinstance(prediction, LogT):
-            return None
-        adjustment = self.adjustment(llm)
-        mu, sigma = prediction.mu - adjustment.shift, prediction.sigma / adjustment.factor
-        return LogT(mu, sigma, prediction.cap, prediction.nu)
-
-    def state(self) -> str:
-        """Return the learned state as JSON, without the predictor itself."""
-        trackers = {llm: asdict(tracker) for llm, tracker in self._trackers.items()}
-        return json.dumps({"format": FORMAT, "llms": trackers})
-
-    def restore(self, state: str, source: str = "calibration state") -> None:
-        """Continue from a saved state."""
-        try:
-            saved = json.loads(state)
-            written = int(saved["format"])
-            if written <= FORMAT:
-                self._trackers = {str(llm): _checked(each) for llm, each in saved["llms"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError("is not a saved calibration", source=source, hint="delete it to start afresh") from error
-        if written > FORMAT:
-            raise InputError(f"has format {written}, newer than {FORMAT}", source=source, hint="update lengthwise")
-
-    def _remember(self, request: PredictionInput, mu: float, sigma: float) -> None:
-        key = hash(request)  # not the request itself: a prompt may have megabytes
-        self._waiting[key] = (mu, sigma)
-        self._waiting.move_to_end(key)
-        if len(self._waiting) > _REMEMBERED:
-            self._waiting.popitem(last=False)
-
-    def _prediction(self, request: PredictionInput) -> tuple[float, float]:
-        """Return the uncalibrated prediction; it is remembered for the next answer to the same request."""
-        known = self._waiting.get(hash(request))
-        if known is None:
-            predictions = as_logt(self.predictor.predict([request]))
-            known = float(predictions.mu[0]), float(predictions.sigma[0])
-            self._remember(request, *known)
-        return known
-
-
-def online_tracker() -> Tracker:
-    """Return the estimate of an LLM's shift and factor before its first observation."""
-    return Tracker.starting(0.0, 1.0, _PRIOR_WEIGHT)
-
-
-def _checked(state: Mapping[str, Any]) -> Tracker:
-    """Return the tracker; ValueError unless every number is finite and every weight is above 0."""
-    slow, fast = Running(**state["slow"]), Running(**state["fast"])
-    for part in (slow, fast):
-        if not np.isfinite(astuple(part)).all() or min(part.memory - 1, part.scale, part.count, part.weight) <= 0:
-            raise ValueError("not a running estimate")
-    return Tracker(slow, fast, int(state["seen"]), int(state["alarms"]))

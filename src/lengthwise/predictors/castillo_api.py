@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, Final
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Predictions
-from lengthwise.predictors.resolve import best_packaged, resolve_predictor
+from lengthwise.predictors.prediction import P99, loaded_once
+from lengthwise.predictors.resolve import best_packaged
 
 BIN_WIDTH: Final = 200
 """Default width of a class in tokens: the middle of the paper's five."""
-
-P99: Final = 0.99
-"""P99 is this quantile of the prediction for one answer, in the whole package."""
 
 
 def predict_response_length(
@@ -33,7 +30,7 @@ def predict_response_length(
     if bin_width < 1:
         raise InputError(f"is {bin_width}", field="bin_width", hint="give at least 1 token")
     if isinstance(predictor, str) or predictor is None:
-        predictor = _loaded(predictor or best_packaged())
+        predictor = loaded_once(predictor or best_packaged())
     predictions = predictor.predict([PredictionInput(prompt, model)])
     if task == "regression":
         mean, std = repeated_answers(predictions)
@@ -53,8 +50,3 @@ def p99_class(p99: float, bin_width: int = BIN_WIDTH) -> dict[str, Any]:
     """Return the class, from 0, of a P99 in tokens, and the range of the class [first, end)."""
     number = int(p99 // bin_width)
     return {"predicted_p99_class": number, "predicted_p99_range": (number * bin_width, (number + 1) * bin_width)}
-
-
-@cache
-def _loaded(name: str) -> LengthPredictor:
-    return resolve_predictor(name)

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Histogram, LengthDistribution, LogTColumns, log_t
+from lengthwise.predictors.thinking import Thinking, thinking_of_text
 
 Floats = NDArray[np.float64]
 
@@ -26,8 +27,9 @@ class PredictionInput:
     """One rendering of a request, the same in training, gateway and engine.
 
     `text` holds system, history and last user turn in order, roles marked, tools named (see `render_chat`); a bare
-    prompt is one user turn. What follows `prompt_tokens` is for prefix memory: `blocks` are the chained hashes of the
-    prompt's blocks, and a template is a name that the client declares for its prompts.
+    prompt is one user turn. `thinking` is the request's switch for reasoning LLMs, as its fields state it. The
+    others are for prefix memory: `blocks` are the chained hashes of the prompt's blocks, and a template is a name that
+    the client declares for its prompts.
     """
 
     text: str
@@ -38,6 +40,18 @@ class PredictionInput:
     tenant: str | None = None
     template: str | None = None
     session: str | None = None
+    thinking: Thinking | None = None
+
+    @property
+    def switch(self) -> Thinking | None:
+        """The switch for reasoning, of the request's fields or else of its text; None where it has none."""
+        return self.thinking or thinking_of_text(self.text)
+
+    @property
+    def learned_as(self) -> str:
+        """The name under which an LLM's lengths are learned: with and without thinking it is two LLMs."""
+        switch = self.switch
+        return self.llm if switch is None else f"{self.llm} (thinking {switch})"
 
     @property
     def cap(self) -> int:
@@ -80,6 +94,8 @@ class LogTPredictions(LogTColumns):
 
     sample_mean: NDArray[np.float64]
     sample_std: NDArray[np.float64]
+    novelty: NDArray[np.float64] | None = None
+    """How unlike the training data each prompt is, from 0 to 1; None where the predictor does not say."""
 
     @classmethod
     def of(
@@ -173,6 +189,23 @@ class LearningPredictor(LengthPredictor, Protocol):
         """Continue from what `state` returned."""
 
 
+class Description(NamedTuple):
+    """What a learner knows of a prompt."""
+
+    terms: NDArray[np.int32]
+    """Its words and pairs of words, as numbers or hashes."""
+    features: NDArray[np.float32]
+    """Numbers of about unit spread: always as many."""
+
+
+@runtime_checkable
+class DescribingPredictor(LengthPredictor, Protocol):
+    """A predictor that describes prompts for a learner (`learner.Learner`) as it predicts them, at no further cost."""
+
+    def describe(self, inputs: Sequence[PredictionInput]) -> tuple[Predictions, Sequence[Description]]:
+        """Return one prediction and one description for each input, in order."""
+
+
 class Observation(NamedTuple):
     """The length of an answer, as a predictor observes it."""
 
@@ -197,8 +230,17 @@ def as_logt(predictions: Predictions) -> LogTPredictions:
     )
 
 
-def as_inputs(prompts: Sequence[str | PredictionInput], llms: Sequence[str] | None = None) -> list[PredictionInput]:
-    """Return inputs made of bare prompts and as many LLM names; PredictionInputs pass unchanged and need no names."""
+def as_inputs(
+    prompts: str | PredictionInput | Sequence[str | PredictionInput], llms: str | Sequence[str] | None = None
+) -> list[PredictionInput]:
+    """Return inputs made of bare prompts and as many LLM names; PredictionInputs pass unchanged and need no names.
+
+    A single string is one prompt, or the LLM of all prompts.
+    """
+    if isinstance(prompts, str | PredictionInput):
+        prompts = [prompts]
+    if isinstance(llms, str):
+        llms = [llms] * len(prompts)
     if llms is not None and len(llms) != len(prompts):
         raise InputError(f"{len(prompts)} prompts for {len(llms)} LLMs", hint="give one LLM name for each prompt")
     inputs = []

@@ -23,8 +23,10 @@ from tokenizers import Tokenizer
 from lengthwise.errors import InputError
 from lengthwise.llm_names import UNKNOWN, identify, resolve_llm
 from lengthwise.predictors.calibration import Calibration
-from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_inputs
+from lengthwise.predictors.contract import Description, LogTPredictions, PredictionInput, as_inputs
 from lengthwise.predictors.model_file import ModelFile
+from lengthwise.predictors.prompt_words import words_and_pairs
+from lengthwise.predictors.stated_length import StatedLength, stated, with_observations
 
 Array = NDArray[Any]
 
@@ -122,6 +124,8 @@ def _encodable(text: str) -> str:
 
 
 KIND = "encoder"
+EMBEDDING: Final = "embedding"
+"""The second output of the graph: the pooled vector of each prompt. Earlier files do not have it."""
 _NAMES = 4096  # cached LLM names
 _log = logging.getLogger(__name__)
 
@@ -168,15 +172,20 @@ class EncoderPredictor:
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
     ) -> LogTPredictions:
         """Return one prediction for each input, in order; bare prompts need as many LLM names."""
-        asked = as_inputs(inputs, llms)
+        return self.describe(as_inputs(inputs, llms))[0]
+
+    def describe(self, asked: Sequence[PredictionInput]) -> tuple[LogTPredictions, list[Description]]:
+        """Return one prediction and one description for each input: its tokens and pairs, and its pooled vector."""
         rows = np.array([self.row(each.llm) for each in asked], np.int64)
         caps = np.array([each.cap for each in asked], np.int64)
-        raw = self._pairs([each.text for each in asked], rows, [each.llm for each in asked])
+        says = {text: stated(text) for text in {each.text for each in asked}}
+        raw, descriptions = self._pairs([each.text for each in asked], says, rows, [each.llm for each in asked])
         mean, std = _statistics(raw)
         mu, sigma = mu_and_sigma(raw)
         predictions = LogTPredictions.of(mu, sigma, caps, sample_mean=mean, sample_std=std)
         names = [*self.llms, UNKNOWN]
-        return self.calibration.apply(predictions, [names[row] for row in rows])
+        calibrated = self.calibration.apply(predictions, [names[row] for row in rows])
+        return with_observations(calibrated, [says[each.text].observation for each in asked]), descriptions
 
     def row(self, llm: str) -> int:
         """Return the identity row of an LLM; an unknown one has the last row and is logged once."""
@@ -193,37 +202,54 @@ class EncoderPredictor:
                     )
         return self._rows[llm]
 
-    def outputs_of_ids(self, ids: list[int], size: int) -> NDArray[np.float32]:
+    def outputs_of_ids(self, ids: list[int], size: int, stated_length: Array) -> NDArray[np.float32]:
         """Return the raw outputs of a prompt for every known LLM and the unknown one: (LLMs + 1, outputs).
 
-        `ids` are its token ids, `size` is its length before truncation.
+        `ids` are its token ids, `size` is its length before truncation, `stated_length` are the numbers of
+        `StatedLength`.
         """
         names = [*self.llms, UNKNOWN]
-        return self._run(ids, size, np.arange(len(names)), names)
+        return self._run(ids, size, stated_length, np.arange(len(names)), names)[0]
 
-    def _pairs(self, texts: list[str], rows: NDArray[np.int64], llms: list[str]) -> NDArray[np.float32]:
+    def _pairs(
+        self, texts: list[str], says: Mapping[str, StatedLength], rows: NDArray[np.int64], llms: list[str]
+    ) -> tuple[NDArray[np.float32], list[Description]]:
+        """Return the raw outputs (pairs, outputs) and the description of each pair's prompt."""
         asked: dict[str, list[int]] = {}
         for number, text in enumerate(texts):
             asked.setdefault(text, []).append(number)
         raw = np.zeros((len(texts), self.session.get_outputs()[0].shape[1]), np.float32)
+        described: dict[str, Description] = {}
         for text, numbers in asked.items():
-            raw[numbers] = self._run(*self.text.encode(text), rows[numbers], [llms[number] for number in numbers])
-        return raw
+            ids, size = self.text.encode(text)
+            own = [llms[number] for number in numbers]
+            raw[numbers], pooled = self._run(ids, size, says[text].numbers(), rows[numbers], own)
+            described[text] = Description(words_and_pairs(np.array(ids, np.int32)), _of_unit_spread(pooled))
+        return raw, [described[text] for text in texts]
 
-    def _run(self, ids: list[int], size: int, rows: NDArray[np.int64], llms: Sequence[str]) -> NDArray[np.float32]:
+    def _run(
+        self, ids: list[int], size: int, stated_length: Array, rows: NDArray[np.int64], llms: Sequence[str]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the raw outputs of a prompt's pairs and its pooled vector, empty where the graph has none."""
         feed = {
             "ids": np.array([ids], np.int64),
             "log_size": log_size(np.array([size])),
+            "stated": stated_length[None],
             "row": np.zeros(len(rows), np.int64),
             "llm": rows,
             "features": np.array([identify(llm).features() for llm in llms], np.float32),
         }
-        raw: NDArray[np.float32] = self.session.run(None, {name: feed[name] for name in self._inputs})[0]
-        return raw
+        raw, *pooled = self.session.run(None, {name: feed[name] for name in self._inputs})
+        return raw, pooled[0][0] if pooled else np.empty(0, np.float32)
+
+    @property
+    def reads_stated_length(self) -> bool:
+        """Whether the graph takes what a prompt says about its length."""
+        return "stated" in self._inputs
 
     @cached_property
     def _inputs(self) -> list[str]:
-        """The inputs of the graph: one without name features has no such input."""
+        """The inputs of the graph: one without name features or stated lengths has no such input."""
         return [each.name for each in self.session.get_inputs()]
 
 
@@ -240,6 +266,12 @@ def _session(model: bytes) -> Any:  # ONNX Runtime has no types
     return onnxruntime.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
     )
+
+
+def _of_unit_spread(pooled: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the vector with a root mean square of 1."""
+    norm = float(np.sqrt(pooled @ pooled))
+    return pooled * np.float32(np.sqrt(len(pooled)) / norm) if norm > 0.0 else pooled
 
 
 def _statistics(raw: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import CAP, Ceiling, ConstantPredictor, column
-from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions
-from lengthwise.predictors.prefix_memory import MemoryPredictor
+from lengthwise.predictors.contract import (
+    LearningPredictor,
+    LengthPredictor,
+    LogTPredictions,
+    PredictionInput,
+    Predictions,
+    as_logt,
+)
 from lengthwise.predictors.resolve import CONSTANTS, parse_predictor_spec, resolve_predictor
 from lengthwise.prefixes import hash_text
 from lengthwise.traffic import scores
@@ -181,9 +187,9 @@ def forecast(
 ) -> Forecast:
     """Predict every row, in batches of texts of similar length (less padding).
 
-    Prefix memory predicts the rows in a fixed random order, each from one clean length of every row before it.
+    One that learns predicts the rows in a fixed random order, each from one clean length of every row before it.
     """
-    if isinstance(predictor, MemoryPredictor):
+    if isinstance(predictor, LearningPredictor):
         return _forecast_online(predictor, samples, max_tokens, progress)
     if isinstance(predictor, ConstantPredictor):
         return _forecast_of(predictor.predict_rows(samples, max_tokens))
@@ -202,7 +208,7 @@ def _forecast_of(predictions: Predictions) -> Forecast:
 
 
 def _forecast_online(
-    predictor: MemoryPredictor,
+    predictor: LearningPredictor,
     samples: LengthSamples,
     max_tokens: int,
     progress: Callable[[float], None] | None,
@@ -212,7 +218,7 @@ def _forecast_online(
     order = np.random.default_rng(0).permutation(len(inputs))
     mu, sigma, mean, std = np.empty((4, len(inputs)))
     for number, row in enumerate(order.tolist()):
-        found = predictor.predict([inputs[row]])
+        found = as_logt(predictor.predict([inputs[row]]))
         mu[row], sigma[row] = found.mu[0], found.sigma[0]
         mean[row], std[row] = found.sample_mean[0], found.sample_std[0]
         if clean[row].any():

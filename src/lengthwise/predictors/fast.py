@@ -1,8 +1,7 @@
 """The fast predictor: word tables and a small network in NumPy, without a transformer.
 
-A prompt is described by word and pair rows of a table and by counts of character classes. Reading works on bytes:
-translating and splitting bytes costs a third of a regular expression. Words are runs of ASCII letters, digits and bytes
-of other scripts; a few punctuation marks count as words.
+A prompt is described by word and pair rows of a table, by counts of character classes, and by what it says about the
+length of its answer (`stated_length`).
 """
 
 from __future__ import annotations
@@ -25,25 +24,22 @@ from scipy.linalg import block_diag
 from lengthwise.errors import InputError
 from lengthwise.llm_names import UNKNOWN, identify, resolve_llm
 from lengthwise.predictors.calibration import Calibration
-from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_inputs
+from lengthwise.predictors.contract import Description, LogTPredictions, PredictionInput, as_inputs
 from lengthwise.predictors.model_file import ModelFile, Weights, pack_arrays, unpack_arrays
+from lengthwise.predictors.prompt_words import (
+    HEAD_CHARACTERS,
+    MARKS,
+    SIGNS,
+    TAIL_CHARACTERS,
+    as_bytes,
+    excerpt,
+    split,
+    words_and_pairs,
+)
+from lengthwise.predictors.stated_length import STATED, LogEstimate, stated_in, with_observations
 
 Words = NDArray[np.int32]
 Floats = NDArray[np.float32]
-
-HEAD_CHARACTERS: Final = 4_000
-"""Characters read from the beginning; the middle of a longer prompt is skipped, so that time is bounded."""
-
-TAIL_CHARACTERS: Final = 1_000
-"""Characters read from the end, where the instruction often is."""
-
-MAX_WORDS: Final = 1_200
-"""Maximum number of words looked up: enough for the characters read, except for noise."""
-
-_TAIL_WORDS: Final = 240
-
-SIGNS: Final = (b"\n", b"?", b":", b".", b"!")
-_MARKS: Final = {sign: b" \x01%d " % number for number, sign in enumerate(SIGNS)}
 
 EDGE: Final = 0
 """The row of the word before the first and after the last word of every prompt."""
@@ -66,8 +62,7 @@ _FIRST_NUMBER: Final = 1 + len(SIGNS)
 _FIRST_UNKNOWN: Final = _FIRST_NUMBER + NUMBERS
 
 
-def _tables() -> tuple[bytes, bytes, int]:
-    keep = bytes(code if code >= 128 or code == 1 or chr(code).isalnum() else 32 for code in range(256)).lower()
+def _classes() -> tuple[bytes, int]:
     groups = [
         bytes(range(ord("a"), ord("z") + 1)), bytes(range(ord("A"), ord("Z") + 1)), b"0123456789", b" ", b"\n", b"\t\r",
         b"?", b"!", b".", b",", b":", b";", b"\"'", b"`", b"()", b"[]", b"{}", b"<>", b"=", b"+-", b"*", b"/", b"#",
@@ -76,15 +71,19 @@ def _tables() -> tuple[bytes, bytes, int]:
     classes = np.full(256, len(groups), np.uint8)  # bytes in no group are control bytes
     for number, group in enumerate(groups):
         classes[list(group)] = number
-    return keep, classes.tobytes(), len(groups) + 1
+    return classes.tobytes(), len(groups) + 1
 
 
-_KEEP, _CLASSES, CLASSES = _tables()
+_CLASSES, CLASSES = _classes()
 _DIGITS: Final = 2  # the number of their class
 _COUNTS: Final = CLASSES + 5
-FEATURES: Final = 2 * _COUNTS
-_EARLIER: Final = np.delete(np.arange(FEATURES), [_COUNTS - 1, FEATURES - 1])
-"""Features of files that do not use the size that a prompt states."""
+COUNTED: Final = 2 * _COUNTS
+"""Features that are counts and shares; the network standardises them, and novelty is judged by them."""
+FEATURES: Final = COUNTED + STATED
+_EARLIER: Final = {
+    len(kept): kept for kept in (np.arange(COUNTED), np.delete(np.arange(COUNTED), [_COUNTS - 1, COUNTED - 1]))
+}
+"""Features of earlier files, by their number: without `stated_length`, and without any size that a prompt states."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -94,6 +93,8 @@ class PromptText:
     words: NDArray[np.int32]
     features: NDArray[np.float32]
     unknown_share: float
+    observation: LogEstimate | None = None
+    """The length that the prompt states."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,8 @@ class Reader:
             for word in (unit, unit + b"s"):
                 if word in rows:
                     units[rows[word]] = tokens
-        return cls(rows | {mark.strip(): 1 + number for number, mark in enumerate(_MARKS.values())}, units)
+        marks = {mark.strip(): 1 + number for number, mark in enumerate(MARKS.values())}
+        return cls(rows | marks, units)
 
     @property
     def size(self) -> int:
@@ -122,19 +124,23 @@ class Reader:
 
     def read(self, text: str) -> PromptText:
         """Read one prompt: any string."""
-        raw = excerpt(text)
+        part = excerpt(text)
+        raw = as_bytes(part)
         found = split(raw)
         words = np.array([EDGE, *map(self.rows.get, found, repeat(-1)), EDGE], np.int32)
         unknown = 0
         for place in (words < 0).nonzero()[0].tolist():
             words[place] = row = _unknown(found[place - 1])
             unknown += row >= _FIRST_UNKNOWN
-        stated = self.units.take(words).nonzero()[0]
-        requested = self._requested(found, words, stated.tolist()) if len(stated) else 0
+        units = self.units.take(words).nonzero()[0]
+        requested = self._requested(found, words, units.tolist()) if len(units) else 0
         # A prompt without words counts as entirely unknown.
         unknown_share = unknown / len(found) if words.max() >= _FIRST_NUMBER else 1.0
-        features = _features(raw, len(text), len(found), raw.count(b"\n\n"), unknown, requested)
-        return PromptText(words, features, unknown_share)
+        features = np.empty(FEATURES, np.float32)
+        _count(features[:COUNTED], raw, len(text), len(found), raw.count(b"\n\n"), unknown, requested)
+        says = stated_in(found, part, len(text))
+        features[COUNTED:] = says.numbers()
+        return PromptText(words, features, unknown_share, says.observation)
 
     def _requested(self, found: list[bytes], words: NDArray[np.int32], places: list[int]) -> int:
         """Return the largest size that a prompt states, as in "in 200 words", in tokens; 0 where it states none."""
@@ -150,65 +156,28 @@ class Reader:
         return round(min(most, 20_000.0))
 
 
-def excerpt(text: str) -> bytes:
-    """Return the bytes that are read of a prompt."""
-    if len(text) > HEAD_CHARACTERS + TAIL_CHARACTERS:
-        text = f"{text[:HEAD_CHARACTERS]}\n{text[-TAIL_CHARACTERS:]}"
-    return text.encode("utf-8", "replace").replace(b"\x01", b" ")
-
-
-def split(raw: bytes) -> list[bytes]:
-    """Split into lower-case words and marks of signs."""
-    for sign, mark in _MARKS.items():
-        raw = raw.replace(sign, mark)
-    found = raw.translate(_KEEP).split()
-    return found if len(found) <= MAX_WORDS else [*found[: MAX_WORDS - _TAIL_WORDS], *found[-_TAIL_WORDS:]]
-
-
 def _unknown(word: bytes) -> int:
     if word.isdigit():
         return _FIRST_NUMBER + min(len(word), NUMBERS) - 1
     return _FIRST_UNKNOWN + crc32(word) % UNKNOWN_ROWS
 
 
-def _features(raw: bytes, *sizes: int) -> NDArray[np.float32]:
-    """Of each class of bytes and of each size: the log of its count, and its share of the bytes read."""
+def _count(out: NDArray[np.float32], raw: bytes, *sizes: int) -> None:
+    """Write of each class of bytes and of each size the log of its count, and its share of the bytes read."""
     counts = np.bincount(np.frombuffer(raw.translate(_CLASSES), np.uint8), minlength=_COUNTS)
     counts[CLASSES:] = sizes
-    out = np.empty((2, _COUNTS), np.float32)
-    np.log1p(counts, out=out[0])
-    np.multiply(counts, 1.0 / (len(raw) + 1.0), out=out[1])
-    return out.ravel()
+    np.log1p(counts, out=out[:_COUNTS])
+    np.multiply(counts, 1.0 / (len(raw) + 1.0), out=out[_COUNTS:])
 
 
 PAIR_BITS: Final = 16
 PAIRS: Final = 1 << PAIR_BITS
 """Rows that pairs of neighbouring words are hashed to."""
 
-_LEFT: Final = np.uint32(2_654_435_761)
-_RIGHT: Final = np.uint32(1_640_531_527)
-_SHIFT: Final = np.uint32(32 - PAIR_BITS)
-
 
 def terms(words: Words, size: int) -> Words:
-    """Return the distinct words and pairs of a page in order, pairs after the `size` words.
-
-    A pair is hashed with its order, by the upper bits of a product. np.unique takes twice the time.
-    """
-    own = words.view(np.uint32)
-    found = np.empty(2 * len(own) - 1, np.uint32)
-    found[: len(own)] = own
-    pairs = found[len(own) :]
-    np.multiply(own[:-1], _LEFT, out=pairs)
-    pairs += own[1:] * _RIGHT
-    pairs >>= _SHIFT
-    pairs += np.uint32(size)
-    found.sort()
-    first = np.empty(len(found), bool)
-    first[0] = True
-    np.not_equal(found[1:], found[:-1], out=first[1:])
-    kept: Words = found[first].view(np.int32)
-    return kept
+    """Return the distinct words and pairs of a page in order, pairs after the `size` words."""
+    return words_and_pairs(words, size, PAIR_BITS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,12 +210,17 @@ class WordTables:
         """Numbers in a description."""
         return self.features + int(self.words.shape[1])
 
-    def describe(self, page: PromptText) -> Floats:
-        """Describe a page: its features, then the sum of the rows of its terms, each once and weighed by rarity."""
+    def describe(self, page: PromptText, found: Words | None = None) -> Floats:
+        """Describe a page: its features, then the sum of the rows of its terms, each once and weighed by rarity.
+
+        `found` are its terms, where they are known.
+        """
         out = np.empty(self.width, np.float32)
-        out[: self.features] = page.features if self.features == FEATURES else page.features[_EARLIER]
+        out[: self.features] = (
+            page.features if self.features == FEATURES else page.features.take(_EARLIER[self.features])
+        )
         size, narrow = len(self.words), self.pairs.shape[1]
-        found = terms(page.words, size)
+        found = terms(page.words, size) if found is None else found
         weight = self.rarity.take(found)
         weight *= 1.0 / (sqrt(weight @ weight) + 1e-6)
         edge = int(found.searchsorted(size))
@@ -382,6 +356,8 @@ class _Prompt:
     hidden: Floats
     direct: Floats
     novelty: float
+    description: Description
+    observation: LogEstimate | None
 
 
 @dataclass(eq=False)
@@ -391,7 +367,8 @@ class FastPredictor:
     sigma = factor * sqrt(sigma of the network^2 + widening * variance of the networks' log medians)
 
     Each network was trained without some kinds of prompts: they disagree on kinds that none has seen. The factor is
-    that of the LLM, times up to MAX_WIDENING by novelty: unknown words, unusual features, text not read.
+    that of the LLM, times up to MAX_WIDENING by novelty: unknown words, unusual features, text not read. A length that
+    the prompt states is a further observation (`stated_length.combined`).
 
     `levels` (usual log length) has one entry per LLM of `llms` and a last one for unknown LLMs. Thread-safe without
     a lock: two threads that meet a new LLM name at once compute the same entry.
@@ -414,10 +391,13 @@ class FastPredictor:
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
     ) -> LogTPredictions:
         """Return one prediction for each input, or for each prompt and LLM name."""
-        asked = as_inputs(inputs, llms)
+        return self.describe(as_inputs(inputs, llms))[0]
+
+    def describe(self, asked: Sequence[PredictionInput]) -> tuple[LogTPredictions, list[Description]]:
+        """Return one prediction and one description for each input: its terms, and its features standardised."""
         if not asked:
             empty = np.empty(0)
-            return LogTPredictions.of(empty, empty, empty, sample_mean=empty, sample_std=empty)
+            return LogTPredictions.of(empty, empty, empty, sample_mean=empty, sample_std=empty), []
         texts = [one.text for one in asked]
         read_once = {text: self._read(text) for text in dict.fromkeys(texts)}
         prompts = [read_once[text] for text in texts]
@@ -436,13 +416,23 @@ class FastPredictor:
         # Everything is bounded: the checks of LogTPredictions.of, a tenth of the time, are not needed.
         sigma = np.minimum(np.maximum(sigma, NOTHING_KNOWN * novelty), MAX_SIGMA)
         nu, mean, std = self.calibration.nu, natural[:, 2], natural[:, 3]
-        return LogTPredictions(y[:, 0], sigma, cap, nu, sample_mean=mean, sample_std=std)
+        found = LogTPredictions(y[:, 0], sigma, cap, nu, sample_mean=mean, sample_std=std, novelty=novelty)
+        predictions = with_observations(found, [one.observation for one in prompts])
+        return predictions, [one.description for one in prompts]
+
+    @property
+    def reads_stated_length(self) -> bool:
+        """Whether the network takes what a prompt says about its length."""
+        return self.tables.features == FEATURES
 
     def _read(self, text: str) -> _Prompt:
         page = self.reader.read(text)
-        x = self.network.standardise(self.tables.describe(page))
+        found = terms(page.words, len(self.tables.words))
+        x = self.network.standardise(self.tables.describe(page, found))
         hidden, direct = self.network.prompt(x)
-        return _Prompt(hidden, direct, _novelty(page, x[: self.tables.features], text))
+        novelty = _novelty(page, x[: min(self.tables.features, COUNTED)], text)
+        description = Description(found, x[: self.tables.features])
+        return _Prompt(hidden, direct, novelty, description, page.observation)
 
     def _find_llm(self, name: str) -> _Llm:
         """Look up an LLM's name; an unknown one is logged once and gets the row trained for unknown LLMs."""
@@ -496,18 +486,21 @@ def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
         arrays = unpack_arrays(table_part)
         network = FastNetwork.of(unpack_arrays(network_part))
         tables = WordTables(arrays["words"], arrays["pairs"], arrays["rarity"].astype(np.float32))
-        if len(network.centre) == tables.width - FEATURES + len(_EARLIER):
-            tables = replace(tables, features=len(_EARLIER))
+        features = len(network.centre) - (tables.width - FEATURES)
+        if features in _EARLIER:
+            tables = replace(tables, features=features)
         levels, widening = arrays["levels"], float(arrays.get("widening", [0.0])[0])
         calibration = Calibration.from_json(json.loads(file.part("calibration.json", source)))
+        llms = tuple(file.part("llms.txt", source).decode().split("\n"))
     except (IndexError, KeyError, TypeError, ValueError, EOFError, OSError, BadZipFile) as error:
         raise InputError("a part is invalid", source=source, hint="get the file again") from error
     if len(network.centre) != tables.width or len(tables.pairs) != PAIRS:
         raise InputError(
             "was trained with another prompt description", source=source, hint="train it again with this version"
         )
+    if len(levels) != len(llms) + 1:
+        raise InputError("has levels of other LLMs", source=source, hint="get the file again")
     reader = Reader.of(file.part("words.txt", source).split(b"\n"))
-    llms = tuple(file.part("llms.txt", source).decode().split("\n"))
     return FastPredictor(reader, tables, network, llms, levels, calibration, widening, file.card)
 
 

@@ -1,20 +1,21 @@
 """History: a running log-t of each LLM's past lengths, the fallback of every predictor.
 
-Uses lengths and LLM names only. `calibration.OnlineCalibrated` uses the same running estimate for the errors of
-predictions.
+Uses lengths and LLM names only. `learner.LlmLearner` uses the same running estimate for the errors of predictions.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
+from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, LogT, log_t, wide_prior
-from lengthwise.predictors.contract import LogTPredictions, PredictionInput
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_inputs
 
 MEMORY: Final = 150
 """Observations after which an observation has lost 63 % of its weight, without drift."""
@@ -24,6 +25,8 @@ FAST_MEMORY: Final = 35
 
 MAX_LLMS: Final = 1024
 """LLM names come from clients: above this number the least recently used one is dropped."""
+
+FORMAT: Final = 1
 
 _ALARM: Final = 4.0  # standard errors between the two memories; no false one in 100,000 simulated steady observations
 _KEPT_AT_ALARM: Final = 5.0  # observations' worth of the fast memory that the slow one starts again from
@@ -49,9 +52,11 @@ class Running:
     squares: float = 0.0
 
     @classmethod
-    def starting(cls, memory: float, location: float, scale: float, count: float) -> Running:
-        """Return the state after `count` observations at this location and scale."""
-        return cls(memory, location, scale, count, count, count * scale**2)
+    def starting(
+        cls, memory: float, location: float, scale: float, count: float, weight: float | None = None
+    ) -> Running:
+        """Return the state after `count` observations at this location and scale; `weight` is the location's alone."""
+        return cls(memory, location, scale, count, count if weight is None else weight, count * scale**2)
 
     def observe(self, y: float, unit: float, *, censored: bool) -> None:
         """Observe one value (if censored, a lower bound) with its unit of spread."""
@@ -87,10 +92,19 @@ class Tracker:
     alarms: int = 0
 
     @classmethod
-    def starting(cls, location: float, scale: float, count: float) -> Tracker:
-        """Start at this location and scale, with the weight of `count` observations."""
-        fast = Running.starting(FAST_MEMORY, location, scale, min(count, FAST_MEMORY))
-        return cls(Running.starting(MEMORY, location, scale, count), fast)
+    def starting(cls, location: float, scale: float, count: float, *, weight: float | None = None) -> Tracker:
+        """Start at this location and scale, with the weight of `count` observations; the location's may be another."""
+        fast = Running.starting(FAST_MEMORY, location, scale, min(count, FAST_MEMORY), weight)
+        return cls(Running.starting(MEMORY, location, scale, count, weight), fast)
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Tracker:
+        """Return the tracker that `asdict` wrote; ValueError unless all numbers are finite and all weights above 0."""
+        slow, fast = Running(**state["slow"]), Running(**state["fast"])
+        for part in (slow, fast):
+            if not np.isfinite(astuple(part)).all() or min(part.memory - 1, part.scale, part.count, part.weight) <= 0:
+                raise ValueError("not a running estimate")
+        return cls(slow, fast, int(state["seen"]), int(state["alarms"]))
 
     @property
     def location(self) -> float:
@@ -148,10 +162,13 @@ class History:
     def __repr__(self) -> str:
         return f"History({self.pooled.seen} lengths, {len(self.by_llm)} LLMs)"
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+    def predict(
+        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
+    ) -> LogTPredictions:
         """Return one prediction for each input, in order."""
-        known = [self.by_llm.get(each.llm, self.pooled) for each in inputs]
-        caps = np.array([each.cap for each in inputs], np.float64)
+        asked = as_inputs(inputs, llms)
+        known = [self.by_llm.get(each.llm, self.pooled) for each in asked]
+        caps = np.array([each.cap for each in asked], np.float64)
         return LogTPredictions.of([each.location for each in known], [each.scale for each in known], caps)
 
     def prediction(self, llm: str, cap: int) -> LogT:
@@ -165,3 +182,20 @@ class History:
         tracker = self.by_llm.get(llm) or Tracker.starting(self.pooled.location, self.pooled.scale, _PRIOR_WEIGHT)
         remember(self.by_llm, llm, tracker).observe(y, censored=censored)
         self.pooled.observe(y, censored=censored)
+
+    def state(self) -> bytes:
+        """Return what it has learned, as JSON. Another thread may call it: a length that arrives meanwhile may lack."""
+        by_llm = {llm: asdict(tracker) for llm, tracker in list(self.by_llm.items())}
+        return json.dumps({"format": FORMAT, "pooled": asdict(self.pooled), "llms": by_llm}).encode()
+
+    def restore(self, state: bytes, source: str = "history") -> None:
+        """Continue from a saved state; InputError, and no change, if it is not one."""
+        try:
+            saved = json.loads(state)
+            if int(saved["format"]) != FORMAT:
+                raise ValueError(f"format {saved['format']}")
+            pooled = Tracker.of_state(saved["pooled"])
+            by_llm = {str(llm): Tracker.of_state(each) for llm, each in saved["llms"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError("is not a saved history", source=source, hint="delete it to start afresh") from error
+        self.pooled, self.by_llm = pooled, by_llm

@@ -27,8 +27,8 @@ SUFFIX: Final = ".lw"
 FORMAT: Final = 1
 ADAPTED: Final = "adapted.json"
 """The part of a model file that holds the LLMs added by `lengthwise adapt`."""
-CORRECTIONS: Final = "corrections.json"
-"""The part that holds corrections by LLM and tenant, from `lengthwise adapt --from`."""
+LEARNED: Final = "learned.npz"
+"""The part that holds what was learned from a traffic log, from `lengthwise adapt --from`."""
 _CARD: Final = "card.json"
 _SUMS: Final = "parts_sha256"
 _LARGEST: Final = 2_000_000_000

@@ -8,17 +8,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import astuple, dataclass
-from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-from lengthwise.files import atomic_path
 from lengthwise.lengths import LengthDistribution, LogT
-from lengthwise.predictors.calibration import OnlineCalibrated
-from lengthwise.predictors.contract import LengthPredictor, Observation, PredictionInput
-from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
+from lengthwise.predictors.contract import LengthPredictor, PredictionInput, as_logt
+from lengthwise.predictors.served import Ending, Served, ServedPredictors, Taught
 
 Ticket = tuple[str, int]
 """A host's key of a request, and a number: a host may use a key again."""
@@ -43,9 +40,9 @@ class Counts:
     hung: int = 0
     """Times the predictor was detected to hang."""
     observed: int = 0
-    """Lengths that updated the predictor's calibration."""
+    """Lengths that were learned from."""
     learned: int = 0
-    """Lengths that the predictor itself observed, if it learns."""
+    """Of these: by a predictor of another package, which learns by itself."""
     unlearned: int = 0
     """Lengths at which its `observe` raised, or whose process had ended."""
     cpu_s: float = 0.0
@@ -74,7 +71,7 @@ _BATCH_S: Final = 0.1
 _PAUSE_S: Final = 50e-6  # long enough for a waiting thread to take over, which sleep(0) is not
 _GATHER_S: Final = 0.004  # after the last message: those that arrive meanwhile are one batch
 _JOIN_S: Final = 1.0
-_SAVE_S: Final = 10.0
+_COLLECT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,36 +108,43 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class StateFile:
-    """The file that a predictor that learns continues from and is saved to at the end: its name, then its state."""
+class Separate:
+    """Tenants are learned from apart from now on, or no longer."""
 
-    path: Path
-    predictor: str
+    apart: bool
 
-    def read(self) -> bytes | None:
-        """Return the state; None without a file, or where it is that of another predictor."""
-        try:
-            name, _, state = self.path.read_bytes().partition(b"\n")
-        except FileNotFoundError:
-            return None
-        if name != self.predictor.encode():
-            _log.warning("%s is the state of another predictor, and is replaced at the end", self.path)
-            return None
-        return state
 
-    def write(self, state: bytes) -> None:
-        """Replace the state."""
-        with atomic_path(self.path) as new:
-            new.write_bytes(self.predictor.encode() + b"\n" + state)
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """What is learned is collected, to be saved."""
+
+    done: threading.Event
+
+
+Message = Question | Ended | Inquiry | Reset | Separate | Collect
+
+
+class Frame(Protocol):
+    """How a measurement sees requests and lengths: another LLM's, on another scale."""
+
+    def asked(self, request: PredictionInput) -> PredictionInput:
+        """Return the request as the predictor gets it."""
+
+    def predicted(self, prediction: LogT, cap: int) -> LogT:
+        """Return a prediction as the host gets it."""
+
+    def observed(self, tokens: int) -> int:
+        """Return a length as the predictor gets it."""
 
 
 class Worker:
     """The thread that calls the predictor, in small batches. It survives every exception.
 
     Questions and ends arrive in one queue, predictions leave in another. The counters are written by the worker only
-    and may be read at any time. `learner` is the process of the predictor: if that learns, it observes the length of
-    every answer that was predicted, once no question waits or a batch is full, so at most a batch of lengths waits for
-    it. Its state is restored from `state_file` at the start and saved there at the end.
+    and may be read at any time. The predictor observes the length of every answer that was predicted, once no question
+    waits or a batch is full, so at most a batch of lengths waits for it. Without `learning`, nothing is observed; with
+    `tenants_apart`, each tenant's answers change its own predictions only. `kept` is learned state, which is restored
+    once the predictor is loaded. `frame` changes requests and lengths on the way.
     """
 
     def __init__(
@@ -149,26 +153,34 @@ class Worker:
         clock: Callable[[], float],
         limits: WaitLimits,
         quick: LengthPredictor | None = None,
-        learner: SubprocessPredictor | None = None,
-        state_file: StateFile | None = None,
+        *,
+        predictor: str = "",
+        learning: bool = True,
+        tenants_apart: bool = False,
+        kept: Mapping[str, bytes] | None = None,
+        frame: Frame | None = None,
     ) -> None:
+        self.predictor = predictor
+        """The name of the predictor."""
         self._load = load
-        self._learner = learner
-        self._state_file = state_file
-        self._observations: list[Observation] = []
+        self._quick = quick
+        self._frame = frame
+        self._learning = learning
+        self._tenants_apart = tenants_apart
+        self._kept: Mapping[str, bytes] = kept or {}
+        self._collecting: threading.Event | None = None
+        self._endings: list[Ending] = []
         self._learning_logged = False
         self._clock = clock
         self._limits = limits
-        self._predictor: OnlineCalibrated | None = None
-        self._quick = None if quick is None else OnlineCalibrated(quick)
+        self._served: Served | None = None
         self._loaded_at = 0.0
         self.unloadable: Exception | None = None
         """Why the predictor cannot be loaded."""
         self._logged = False
         self._stopping = False
-        self._inbox: queue.SimpleQueue[Question | Ended | Inquiry | Reset | None] = queue.SimpleQueue()
-        self._outbox: deque[tuple[Ticket, LengthDistribution | None, LogT | None]] = deque()
-        self._predicted: dict[Ticket, tuple[PredictionInput, OnlineCalibrated]] = {}
+        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: deque[tuple[Ticket, LogT | None, LogT | None]] = deque()
         self._thread: threading.Thread | None = None
         self._prompt_cpu_s = _AT_ONCE_S
         self._prompt_s = _AT_ONCE_S
@@ -190,17 +202,17 @@ class Worker:
     @property
     def loaded(self) -> bool:
         """Whether the predictor is loaded."""
-        return self._predictor is not None
+        return self._served is not None
 
-    def put(self, message: Question | Ended | Inquiry | Reset, *, start: bool = True) -> None:
+    def put(self, message: Message, *, start: bool = True) -> None:
         """Send a message to the worker; start it if necessary."""
         self._asked += isinstance(message, Question)
         self._inbox.put(message)
         if start:
             self.start()
 
-    def next_arrived(self) -> tuple[Ticket, LengthDistribution | None, LogT | None] | None:
-        """Return the next finished question, its prediction and the same without calibration, None where it failed.
+    def next_arrived(self) -> tuple[Ticket, LogT | None, LogT | None] | None:
+        """Return the next finished question, its prediction and that of the model alone, None where it failed.
 
         None if there is none.
         """
@@ -213,11 +225,23 @@ class Worker:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread after its current batch; wait at most a second, longer to save what the predictor learned."""
+        """Stop the thread after its current batch; wait at most a second, longer for what the predictor has learned."""
         self._stopping = True
         if self._thread is not None:
             self._inbox.put(None)
-            self._thread.join(_JOIN_S if self._state_file is None or not self._learns else _SAVE_S)
+            self._thread.join(_COLLECT_S if self._learning else _JOIN_S)
+
+    def learned(self) -> Mapping[str, bytes]:
+        """Return the learned state, in parts; of a predictor that does not return in time, as it was. For any thread.
+
+        After `stop` it is what was learned until then.
+        """
+        if self._thread is not None and self._thread.is_alive() and not self._stopping:
+            if self._collecting is None or self._collecting.is_set():  # else the last call still waits for it
+                self._collecting = threading.Event()
+                self._inbox.put(Collect(self._collecting))
+            self._collecting.wait(_COLLECT_S)
+        return self._kept
 
     def work(self, *, wait: bool) -> None:
         """Process one batch of the queue."""
@@ -234,7 +258,12 @@ class Worker:
                 self._inquire(message)
             elif isinstance(message, Reset):
                 self._reset()
-        if len(self._observations) >= _MAX_BATCH or not self.waiting:
+            elif isinstance(message, Separate):
+                self._separate(message.apart)
+            elif isinstance(message, Collect):
+                self._collect()
+                message.done.set()
+        if len(self._endings) >= _MAX_BATCH or not self.waiting:
             self._learn()
         self.busy_since = None
         spent = time.thread_time() - began_cpu
@@ -253,14 +282,15 @@ class Worker:
         while not self._stopping:
             self.work(wait=True)
             time.sleep(_PAUSE_S if self.waiting else _GATHER_S)
-        self._save()
+        self._drain()
+        self._collect()
 
-    def _batch(self, *, wait: bool) -> list[Question | Ended | Inquiry | Reset | None]:
+    def _batch(self, *, wait: bool) -> list[Message | None]:
         cpu, real = _AT_ONCE_S / max(self._prompt_cpu_s, 1e-6), _BATCH_S / max(self._prompt_s, 1e-6)
         most = min(_MAX_BATCH, 1 + int(cpu), 1 + int(real))
-        batch: list[Question | Ended | Inquiry | Reset | None] = []
+        batch: list[Message | None] = []
         try:
-            while len(batch) < most and not (batch and isinstance(batch[-1], Reset)):
+            while len(batch) < most and not (batch and isinstance(batch[-1], Reset | Separate)):
                 batch.append(self._inbox.get(block=wait and not batch))
         except queue.Empty:
             pass
@@ -283,122 +313,137 @@ class Worker:
         for each in read:
             waited_s = now - max(each[0].at, self._loaded_at)
             (soon if each[0].quick or waited_s > self._limits.keep_up_s else others).append(each)
-        quick = self._quick
-        self._predict(soon, self._loaded if quick is None else lambda: quick)
-        self._predict(others, self._loaded)
+        self._predict(soon, quick=True)
+        self._predict(others, quick=False)
 
-    def _predict(self, read: Sequence[tuple[Question, PredictionInput]], load: Callable[[], OnlineCalibrated]) -> None:
+    def _predict(self, read: Sequence[tuple[Question, PredictionInput]], *, quick: bool) -> None:
         if not read:
             return
+        frame, place = self._frame, 0
         try:
-            predictor = load()
-            predictions = predictor.predict([request for _, request in read])
-            found = [predictions[row] for row in range(len(read))]
+            served = self._loaded()
+            place = min(int(quick), served.places - 1)
+            requests = [request if frame is None else frame.asked(request) for _, request in read]
+            made, alone = served.serve(place, requests, [question.ticket[1] for question, _ in read])
+            pair = [as_logt(each) for each in (made, made if alone is None else alone)]
+            found = [tuple(each[row] for each in pair) for row in range(len(read))]
+            if frame is not None:
+                caps = [request.cap for _, request in read]
+                found = [
+                    tuple(frame.predicted(one, cap) for one in each) for each, cap in zip(found, caps, strict=True)
+                ]
         except Exception as error:  # the host continues with history
             if len(read) > 1:  # find the bad prompt by predicting each alone
                 for one in read:
-                    self._predict([one], load)
+                    self._predict([one], quick=quick)
                 return
             self._fail(read[0][0], "the predictor failed", error)
             return
-        now = self._clock()
-        for (question, request), prediction in zip(read, found, strict=True):
-            self._predicted[question.ticket] = request, predictor
+        self.busy_since = now = self._clock()  # it has returned: what it learns from the same batch is another call
+        for (question, _), (prediction, text) in zip(read, found, strict=True):
             # Counted last: `open_questions` is 0 only once it can be taken.
-            self._outbox.append((question.ticket, prediction, predictor.uncalibrated(prediction, request.llm)))
+            self._outbox.append((question.ticket, prediction, text))
             self.counts.age_s += now - question.at
-            self.counts.quick += predictor is self._quick
+            self.counts.quick += place
             self.counts.answered += 1
 
     def _inquire(self, inquiry: Inquiry) -> None:
         if not inquiry.done.set_running_or_notify_cancel():
             return
         try:
-            inquiry.done.set_result(self._loaded().predict([inquiry.request])[0])
+            inquiry.done.set_result(self._loaded().serve(0, [inquiry.request], None).made[0])
         except Exception as error:
             inquiry.done.set_exception(error)
 
     def _observe(self, ended: Ended) -> None:
-        predicted = self._predicted.pop(ended.ticket, None)
-        if predicted is None or ended.tokens is None:
-            return
-        request, predictor = predicted
-        if self._learns:
-            self._observations.append(Observation(request, ended.tokens, ended.censored))
-        try:
-            predictor.observe(request, ended.tokens, censored=ended.censored)
-        except Exception as error:  # the prediction itself succeeded
-            self._log_once("an answer's length could not be observed", error)
-        else:
-            self.counts.observed += 1
-
-    @property
-    def _learns(self) -> bool:
-        return self._learner is not None and self._learner.learns
+        if self._learning:
+            tokens = ended.tokens
+            if tokens is not None and self._frame is not None:
+                tokens = self._frame.observed(tokens)
+            self._endings.append(Ending(ended.ticket[1], tokens, ended.censored))
 
     def _learn(self) -> None:
         """Let the predictor observe the lengths that wait for it."""
-        if self._learner is None or not self._observations:
+        if self._served is None or not self._endings:
             return
-        observations, self._observations = self._observations, []
+        endings, self._endings = self._endings, []
         try:
-            errors = self._learner.observe_all(observations)
+            taught = self._served.end(endings)
         except Exception as error:  # its process ended
-            errors = [str(error)] * len(observations)
-        self.counts.learned += len(observations) - len(errors)
-        self.counts.unlearned += len(errors)
-        if errors and not self._learning_logged:
+            taught = Taught(0, 0, (str(error),) * sum(each.tokens is not None for each in endings))
+        self.counts.observed += taught.observed
+        self.counts.learned += taught.learned
+        self.counts.unlearned += len(taught.errors)
+        if taught.errors and not self._learning_logged:
             self._learning_logged = True
-            _log.warning("the predictor could not observe a length (%.300r); it goes on predicting", errors[0])
+            _log.warning("the predictor could not observe a length (%.300r); it goes on predicting", taught.errors[0])
 
     def _restore(self) -> None:
-        if self._learner is None or not self._learns or self._state_file is None:
-            return
-        try:
-            if (state := self._state_file.read()) is not None:
-                self._learner.restore(state)
-        except Exception as error:  # of the file or of the predictor, which starts afresh
-            _log.warning("the predictor's state in %s is not used (%.300r)", self._state_file.path, error)
+        """Continue from the state that was kept; a part that cannot be used is logged, and learned anew."""
+        served = self._loaded()
+        if self._learning:
+            served.keep_tenants_apart(self._tenants_apart)
+            for error in served.restore(self._kept) if self._kept else ():
+                _log.warning("what was learned is not used, and is learned anew: %.300s", error)
 
-    def _save(self) -> None:
-        """Observe the lengths that have arrived, and save what the predictor has learned."""
-        if self._learner is None or not self._learns or self._state_file is None:
-            return
+    def _drain(self) -> None:
+        """Observe the lengths that have arrived and answer no questions: the host has ended."""
         with contextlib.suppress(queue.Empty):
             while True:
                 message = self._inbox.get_nowait()
                 if isinstance(message, Ended):
                     self._observe(message)
+                elif isinstance(message, Collect):
+                    message.done.set()
+
+    def _collect(self) -> None:
+        """Keep what is learned so far; a predictor that raises keeps what it had."""
+        if not self._learning or self._served is None:
+            return
         self._learn()
         try:
-            self._state_file.write(self._learner.state())
-        except Exception as error:  # of the file, or of the predictor
-            _log.warning("the predictor's state is not saved to %s (%.300r)", self._state_file.path, error)
+            self._kept = self._served.state()
+        except Exception as error:  # of a predictor of any package, or its process ended
+            if not self._learning_logged:
+                self._learning_logged = True
+                _log.warning("what the predictor has learned is not saved (%.300r)", error)
 
-    def _loaded(self) -> OnlineCalibrated:
+    def _loaded(self) -> Served:
         if self.unloadable is not None:
             raise self.unloadable
-        if self._predictor is None:
+        if self._served is None:
             try:
                 with contextlib.suppress(SystemError):
                     # Python 3.11 now and then fails to compile in two threads at once (cpython issue 106905).
-                    self._predictor = OnlineCalibrated(self._load())
-                self._predictor = self._predictor or OnlineCalibrated(self._load())
+                    self._served = self._made()
+                self._served = self._served or self._made()
             except Exception as error:
                 self.unloadable = error
                 self._log_once("the predictor cannot be loaded", error)
                 raise
-        return self._predictor
+        return self._served
+
+    def _made(self) -> Served:
+        loaded, quick = self._load(), self._quick
+        if isinstance(loaded, Served):
+            return loaded
+        loads = [lambda: loaded] if quick is None else [lambda: loaded, lambda: quick]
+        return ServedPredictors(*loads, learning=self._learning)
+
+    def _separate(self, apart: bool) -> None:
+        self._tenants_apart = apart
+        if self._served is not None and self._learning:
+            try:
+                self._served.keep_tenants_apart(apart)
+            except Exception as error:  # its process ended
+                self._log_once("tenants could not be kept apart", error)
 
     def _reset(self) -> None:
-        if self._predictor is not None:
-            self._predictor = OnlineCalibrated(self._predictor.predictor)
-        if self._quick is not None:
-            self._quick = OnlineCalibrated(self._quick.predictor)
-        self._observations.clear()
-        if self._learner is not None and self._learns:
+        self._endings.clear()
+        self._kept = {}
+        if self._served is not None:
             try:
-                self._learner.reset()
+                self._served.reset()
             except Exception as error:  # its process ended, and what it learned with it
                 self._log_once("the predictor could not be reset", error)
 

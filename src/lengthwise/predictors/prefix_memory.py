@@ -17,14 +17,15 @@ evidence, estimated online, calibrates the scale.
 
 Observations have the weights of a log-t (nu 3.5), a censored one counts as its conditional expectation, and a node
 forgets as the fast memory of `history` does (35 observations). Memory is bounded: a new node replaces the least
-recently observed one of a set of eight. Neither text nor a model is needed. One thread owns a memory; there are no
-locks.
+recently observed one of a set of eight. Neither text nor a model is needed. One thread owns a memory; another
+one may save it.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -35,8 +36,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT
-from lengthwise.predictors.calibration import OnlineCalibrated
-from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_inputs
 from lengthwise.predictors.history import History
 from lengthwise.prefixes import Scopes
 
@@ -44,6 +44,7 @@ MAX_BYTES: Final = 64 << 20
 """Memory of the nodes, 40 bytes each: 1.6 million."""
 
 FORMAT: Final = 1
+_PIECE: Final = 1 << 14  # nodes that are copied at once while the owner waits
 
 _KEPT: Final = ("keys", "stats", "learned", "clock")
 
@@ -91,6 +92,7 @@ class PrefixMemory:
         self._kernel = kernel
         self.max_bytes = max_bytes
         self._arrays = kernel.new_arrays(max_bytes)
+        self._lock = threading.Lock()
         trial = kernel.new_arrays(kernel.NODE_BYTES * kernel.WAYS)
         scopes = scopes_of("", [1])
         kernel.observe(*trial, *scopes, 5.0, 1.0, 1, 5.0, False)
@@ -113,28 +115,36 @@ class PrefixMemory:
         """Return the prediction; `start` is that of a text predictor, or without `text` that of the LLM's history."""
         keys, stats, stamps, learned, _ = self._arrays
         blocks, names = scopes
-        mu, sigma = self._kernel.predict(keys, stats, stamps, learned, blocks, names, start.mu, start.sigma, int(text))
+        with self._lock:
+            mu, sigma = self._kernel.predict(
+                keys, stats, stamps, learned, blocks, names, start.mu, start.sigma, int(text)
+            )
         return LogT(mu, sigma, start.cap, start.nu)
 
     def observe(self, scopes: Scopes, start: LogT, tokens: int, *, text: bool, censored: bool = False) -> None:
         """Observe an answer's length, or a lower bound of it if censored. Observe each answer once."""
         y = math.log(max(1, tokens))
-        self._kernel.observe(*self._arrays, *scopes, start.mu, start.sigma, int(text), y, censored)
+        with self._lock:
+            self._kernel.observe(*self._arrays, *scopes, start.mu, start.sigma, int(text), y, censored)
 
     def state(self) -> bytes:
-        """Return what is learned, in NumPy's npz format."""
-        arrays, used = self._arrays, self._arrays.keys != 0
+        """Return what is learned, in NumPy's npz format.
+
+        Another thread than the owner may call it: nodes are copied in pieces, of which the owner waits for one at most.
+        """
+        arrays, pieces = self._arrays, []
+        with self._lock:
+            learned, clock = arrays.learned.copy(), arrays.counters[self._kernel.CLOCK].copy()
+        for start in range(0, len(arrays.keys), _PIECE):
+            piece = slice(start, start + _PIECE)
+            with self._lock:
+                used = arrays.keys[piece] != 0
+                pieces.append((arrays.keys[piece][used], arrays.stats[piece][used]))
+        keys, stats = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         # Oldest first: a smaller memory that restores it keeps the newest.
-        order = np.argsort(arrays.stamps[used, self._kernel.STAMP], kind="stable")
+        order = np.argsort(stats.view(np.uint32)[:, self._kernel.STAMP], kind="stable")
         stored = io.BytesIO()
-        np.savez(
-            stored,
-            format=FORMAT,
-            keys=arrays.keys[used][order],
-            stats=arrays.stats[used][order],
-            learned=arrays.learned,
-            clock=arrays.counters[self._kernel.CLOCK],
-        )
+        np.savez(stored, format=FORMAT, keys=keys[order], stats=stats[order], learned=learned, clock=clock)
         return stored.getvalue()
 
     def restore(self, state: bytes, source: str = "prefix memory") -> None:
@@ -176,44 +186,33 @@ def _is_sound(parts: dict[str, NDArray[Any]], like: Any) -> bool:
 
 
 class MemoryPredictor:
-    """Prefix memory over a text predictor or, without one, over the LLM's history: `memory+NAME` and `memory`.
+    """Prefix memory over the LLM's history: `memory`. Over a text predictor it is part of a `learner.Learner`."""
 
-    The text predictor is calibrated online, as in a host.
-    """
-
-    def __init__(self, text: LengthPredictor | None = None, memory: PrefixMemory | None = None) -> None:
+    def __init__(self, memory: PrefixMemory | None = None) -> None:
         self.memory = PrefixMemory() if memory is None else memory
-        self._text = None if text is None else OnlineCalibrated(text)
         self._history = History()
 
     def __repr__(self) -> str:
-        return f"MemoryPredictor({self._text or self._history!r}, {self.memory!r})"
+        return f"MemoryPredictor({self._history!r}, {self.memory!r})"
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+    def predict(
+        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
+    ) -> LogTPredictions:
         """Return one prediction for each input, in order, from the lengths observed so far."""
-        start = (self._text or self._history).predict(inputs)
-        found = [
-            self.memory.predict(_scopes(each), start[row], text=self._text is not None)
-            for row, each in enumerate(inputs)
-        ]
+        asked = as_inputs(inputs, llms)
+        start = self._history.predict(asked)
+        found = [self.memory.predict(scopes_of_request(each), start[row], text=False) for row, each in enumerate(asked)]
         mu, sigma, caps = (np.array([getattr(each, name) for each in found]) for name in ("mu", "sigma", "cap"))
-        scale = np.exp(mu - start.mu)
-        mean, std = start.sample_mean * scale, start.sample_std * scale
-        return LogTPredictions.of(mu, sigma, caps, nu=start.nu, sample_mean=mean, sample_std=std)
+        return LogTPredictions.of(mu, sigma, caps, nu=start.nu)
 
     def observe(self, request: PredictionInput, tokens: int, *, censored: bool = False) -> None:
         """Observe an answer's length, or a lower bound of it if censored. Observe each answer once."""
-        if self._text is not None:
-            start = self._text.prediction(request)
-        else:
-            start = self._history.prediction(request.llm, request.cap)
-        self.memory.observe(_scopes(request), start, tokens, text=self._text is not None, censored=censored)
-        if self._text is not None:
-            self._text.observe(request, tokens, censored=censored)
+        start = self._history.prediction(request.llm, request.cap)
+        self.memory.observe(scopes_of_request(request), start, tokens, text=False, censored=censored)
         self._history.observe(request.llm, tokens, censored=censored)
 
     def state(self) -> bytes:
-        """Return what the memory has learned, as a host saves it; calibration and history are not part of it."""
+        """Return what the memory has learned, as a host saves it; the history is not part of it."""
         return self.memory.state()
 
     def restore(self, state: bytes, source: str = "prefix memory") -> None:
@@ -221,7 +220,8 @@ class MemoryPredictor:
         self.memory.restore(state, source)
 
 
-def _scopes(request: PredictionInput) -> Scopes:
+def scopes_of_request(request: PredictionInput) -> Scopes:
+    """Return the scopes that a request names."""
     return scopes_of(
         request.llm, request.blocks, tenant=request.tenant, template=request.template, session=request.session
     )

@@ -5,6 +5,7 @@ my_model.lw                a model file (any name that ends in .lw or has a fold
 history                    the LLM's past lengths only
 memory, memory+fast        prefix memory: past lengths behind the same prefix, session or tenant, over `history` or
                            over another predictor
+fast+learn                 another predictor that learns from every finished answer; also memory+fast+learn
 none                       no prediction: the wide prior
 constant, constant-corpus  one prediction per LLM (and corpus), fitted to other rows of the evaluated data set
 ask:URL                    ask the LLM behind an OpenAI-compatible server how long its answer will be
@@ -21,7 +22,7 @@ import math
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,12 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError, require_kind
 from lengthwise.llm_names import UNKNOWN
 from lengthwise.predictors.contract import LengthPredictor, LoadedPredictor
-from lengthwise.predictors.model_file import ADAPTED, CORRECTIONS, SUFFIX, ModelFile, read_model_file
+from lengthwise.predictors.model_file import ADAPTED, LEARNED, SUFFIX, ModelFile, read_model_file
 from lengthwise.specs import Spec, find, parse_spec, unknown_name
 
-Kind = Literal["oracle", "none", "noisy", "history", "constant", "constant-corpus", "ask", "memory", "model", "plugin"]
+Kind = Literal[
+    "oracle", "none", "noisy", "history", "constant", "constant-corpus", "ask", "memory", "learn", "model", "plugin"
+]
 Floats = NDArray[np.float64]
 
 MODELS: Final = Path(str(resources.files("lengthwise.predictors"))) / "models"
@@ -44,6 +47,7 @@ _TRIAL: Final = "Why is the sky blue?"
 
 _PLAIN: Final[tuple[Kind, ...]] = ("oracle", "none", "history", "constant", "constant-corpus")
 _MEMORY: Final = "memory"
+_LEARN: Final = "learn"
 _BELOW_MEMORY: Final = ("model", "ask", "plugin")
 _NEED_TRUTH: Final = ("oracle", "noisy")
 CONSTANTS: Final = ("constant", "constant-corpus")
@@ -54,18 +58,27 @@ CONSTANTS: Final = ("constant", "constant-corpus")
 class PredictorSpec:
     """A parsed predictor name.
 
-    `model` is the packaged name, file, URL or plug-in spec where the kind has one; of `memory` the other predictor.
+    `model` is the packaged name, file, URL or plug-in spec where the kind has one; of `memory` and `learn` the other
+    predictor. `memory`: one that learns has prefix memory, too.
     """
 
     kind: Kind
     tau: float | None = None
     log_error: float | None = None
     model: str | None = None
+    memory: bool = False
+
+    @property
+    def learns(self) -> bool:
+        """Whether predictions depend on the lengths of finished answers."""
+        return self.kind in (_MEMORY, _LEARN)
 
 
 def parse_predictor_spec(text: str) -> PredictorSpec:
     """Parse a predictor's name; an unknown one is an InputError with the closest match."""
     name = text.strip()
+    if (learner := _parse_learner(name)) is not None:
+        return learner
     if name.lower().startswith("ask:"):
         return PredictorSpec("ask", model=name[4:])
     if (memory := _parse_memory(name)) is not None:
@@ -83,7 +96,7 @@ def parse_predictor_spec(text: str) -> PredictorSpec:
     packaged = packaged_predictors()
     if kind in packaged and bare:
         return PredictorSpec("model", model=kind)
-    known = [*_PLAIN, _MEMORY, "noisy:TAU", "noisy:log=SPREAD", "ask:URL", *packaged]
+    known = [*_PLAIN, _MEMORY, "noisy:TAU", "noisy:log=SPREAD", "ask:URL", "NAME+learn", *packaged]
     if kind in (*_PLAIN, *packaged):
         raise unknown_name(name, "predictor", known)
     find(spec, "predictor", dict.fromkeys(known))
@@ -109,10 +122,15 @@ def resolve_predictor(predictor: str | Path | PredictorSpec | LengthPredictor) -
         )
     if spec.kind == "plugin":
         return _plugin(spec)
-    if spec.kind == "memory":
+    if spec.kind == _MEMORY and spec.model is None:
         from lengthwise.predictors.prefix_memory import MemoryPredictor
 
-        return MemoryPredictor(None if spec.model is None else resolve_predictor(spec.model))
+        return MemoryPredictor()
+    if spec.learns:
+        from lengthwise.predictors.learner import Learner
+
+        text = resolve_predictor(str(spec.model))
+        return Learner(text, learning=spec.kind == _LEARN, memory=spec.memory or spec.kind == _MEMORY)
     if spec.kind == "ask":
         from lengthwise.predictors.ask import AskPredictor
 
@@ -128,9 +146,12 @@ def resolve_predictor(predictor: str | Path | PredictorSpec | LengthPredictor) -
 def load_predictor(name: str | Path) -> LoadedPredictor:
     """Load a packaged predictor by name, or one from a model file.
 
-    A string that ends in .lw or has a folder in it is a file; anything else is a name. No network, no torch. The file
-    is tried on one prompt: InputError if its parts do not fit together.
+    A string that ends in .lw or has a folder in it is a file; anything else is a name. With `+learn` behind it, it
+    learns from the answers that it observes. No network, no torch. The file is tried on one prompt: InputError if its
+    parts do not fit together.
     """
+    if isinstance(name, str) and _parse_learner(name) is not None:
+        return cast("LoadedPredictor", resolve_predictor(name))
     path = model_path(name)
     file = read_model_file(path)
     loaded = _load(file, path)
@@ -138,11 +159,10 @@ def load_predictor(name: str | Path) -> LoadedPredictor:
         from lengthwise.predictors import mixture  # loads SciPy's optimisers
 
         loaded = mixture.AdaptedPredictor(loaded, mixture.from_part(file.part(ADAPTED), loaded.llms, path), file.card)
-    if CORRECTIONS in file.parts:
-        from lengthwise.predictors import corrections
+    if LEARNED in file.parts:
+        from lengthwise.predictors.learner import LearnedPredictor  # brings the compiler
 
-        found = corrections.from_part(file.part(CORRECTIONS), path)
-        loaded = corrections.CorrectedPredictor(loaded, found, file.card)
+        loaded = LearnedPredictor(loaded, file.part(LEARNED), file.card)
     _check_predicts(loaded, path)
     return loaded
 
@@ -225,6 +245,21 @@ def _parse_memory(name: str) -> PredictorSpec | None:
             hint="give memory, or memory+fast, memory+default or memory+FILE",
         )
     return PredictorSpec("memory", model=other.strip())
+
+
+def _parse_learner(name: str) -> PredictorSpec | None:
+    other, plus, last = name.rpartition("+")
+    if not plus or last.strip().lower() != _LEARN:
+        return None
+    below = parse_predictor_spec(other)
+    if below.kind == _MEMORY and below.model is not None:
+        return PredictorSpec(_LEARN, model=below.model, memory=True)
+    if below.kind not in _BELOW_MEMORY:
+        raise InputError(
+            f"nothing to learn over '{other.strip()}'",
+            hint="give fast+learn, default+learn, FILE+learn or memory+fast+learn",
+        )
+    return PredictorSpec(_LEARN, model=other.strip())
 
 
 def _parse_noisy(spec: Spec, text: str) -> PredictorSpec:

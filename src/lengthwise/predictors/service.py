@@ -2,38 +2,46 @@
 
 The host's thread never waits for a predictor and never runs one: a worker thread calls it, in a separate process. The
 host admits a request and gets the prediction from the LLM's history (`admit`), requests a prediction (`ask`), receives
-finished predictions (`deliver`) and reports each answer's length (`ended`), which updates the history, the
-predictor's calibration and prefix memory. Prefix memory belongs to the host's thread and improves the predictions of
-both, the history and the predictor. A request whose prediction is on its way has the wide prior, not the history: the
-first answers to finish are the short ones, and by a history of them every new request would be short. Nothing here
-raises into the host. The clock is an argument; policies and HTTP are unknown here.
+finished predictions (`deliver`) and reports each answer's length (`ended`). The predictor learns from it in its own
+process (`served`); the host's thread has the history of each LLM and a prefix memory over it, for requests that the
+predictor does not predict. All that is learned is kept in one file (`state_file`).
+
+A request whose prediction is on its way has the wide prior, not the history: the first answers to finish are the short
+ones, and by a history of them every new request would be short. Nothing here raises into the host. The clock is an
+argument; policies and HTTP are unknown here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from lengthwise.errors import InputError
-from lengthwise.files import atomic_path
 from lengthwise.lengths import LengthDistribution, LogT
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput, answer_cap
 from lengthwise.predictors.history import History
 from lengthwise.predictors.prediction_worker import (
     Counts,
     Ended,
+    Frame,
     Inquiry,
     Question,
     Reset,
-    StateFile,
+    Separate,
     Ticket,
     WaitLimits,
     Worker,
@@ -45,21 +53,49 @@ from lengthwise.predictors.resolve import (
     predictor_label,
     resolve_predictor,
 )
+from lengthwise.predictors.state_file import Kept, StateFile, StateSaver, kind_of, part_name, tenant_of
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
 from lengthwise.prefixes import Scopes
+from lengthwise.traffic.scores import tau_within
 
 NO_PREDICTOR: Final = "none"
 QUICK: Final = "fast"
 """The predictor that answers where another one cannot keep up."""
-MEMORY_ON: Final = "on"
-MEMORY_OFF: Final = "off"
+RETIRED_MEMORY: Final = "is gone: prefix memory is part of `learning`, and is kept in `state`"
+"""What a host answers to its old setting `memory`."""
+
+HISTORY: Final = "history"
+MEMORY: Final = "prefix memory"
+PROGRESS: Final = "progress"
+"""Kinds of parts of the learned state."""
+
+MAX_TENANTS: Final = 128
+"""Tenants whose history and prefix memory are held where they are apart; the least recently used ones are dropped."""
+TENANT_MEMORY_BYTES: Final = 2 << 20
 
 _SAMPLES_PER_S: Final = 20.0
 _SAMPLE_CORES: Final = 0.05  # CPU time per second that they may take in the predictor's process
 _MAX_SAMPLES: Final = 40.0  # saved up
 _MAX_UNLEARNED: Final = 256  # lengths that wait for the next request
+_RECENT: Final = 1000  # answers that predictions are scored on
 
 _log = logging.getLogger(__name__)
+
+
+class LearningProgress(NamedTuple):
+    """What learning has brought so far: Kendall's tau within each LLM, averaged, over the same recent answers.
+
+    Each was predicted before it was observed. NaN where tau is not defined yet.
+    """
+
+    answers: int
+    """Answers learned from, those before a restart included."""
+    recent: int
+    """Complete answers with a prediction that tau is of, at most 1,000."""
+    tau_alone: float
+    """Of the model alone."""
+    tau_learned: float
+    """Of the predictions as they were made."""
 
 
 class PredictionTrace(NamedTuple):
@@ -69,22 +105,36 @@ class PredictionTrace(NamedTuple):
     history: LogT
     """Of the LLM's history at its arrival."""
     text: LogT | None
-    """Of the predictor alone, before its online calibration."""
+    """Of the model alone."""
     prediction: LogT | None
-    """Of the predictor, with online calibration and prefix memory."""
+    """Of the predictor, with what it has learned from answers."""
     scopes: Scopes | None
+
+
+@dataclass(slots=True, eq=False)
+class _Learned:
+    """What the host's thread has learned, of all requests or of those of one tenant."""
+
+    history: History
+    memory: PrefixMemory | None
+
+    def parts(self, tenant: str | None) -> Iterator[tuple[str, History | PrefixMemory]]:
+        """Yield its learners by the names of their parts in the learned state."""
+        yield part_name(HISTORY, tenant), self.history
+        if self.memory is not None:
+            yield part_name(MEMORY, tenant), self.memory
 
 
 @dataclass(slots=True)
 class _Open:
     llm: str
+    learned: _Learned
     start: LogT  # of the LLM's history, before prefix memory
     history: LengthDistribution | None
     scopes: Scopes | None
     ticket: Ticket  # identifies it in the worker: a host may use a key again
-    text: LogT | None = None  # of the predictor, before prefix memory
-    raw: LogT | None = None  # likewise, before online calibration
-    latest: LogT | None = None  # of the predictor, with prefix memory
+    alone: LogT | None = None  # of the model alone
+    latest: LogT | None = None  # of the predictor, with what it has learned
     asked: Worker | None = None  # the one that predicts it
     predictor: str = ""
 
@@ -94,9 +144,11 @@ class PredictionService:
 
     `load` is called by the worker, at `warm` or the first question; None means no predictor, only history. At most
     `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that arrives at once. A predictor
-    that has not returned for `patience_s` hangs, and gets no questions until it returns. `process` is the subprocess
-    that it runs in, if any: its CPU time is counted, and it ends with the service. The state of `memory` is written to
-    `memory_file` at the end, that of a predictor that learns (`learns` False: it is not taught) beside it.
+    that has not returned for `patience_s`, or has not loaded for `load_patience_s`, hangs, and gets no questions until
+    it returns. `process` is the subprocess that it runs in, if any: its CPU time is counted, and it ends with the
+    service. Without `learning`, no length is observed by anything, and predictions are the predictor's own. With
+    `tenants_apart`, the answers of one tenant change the predictions of no other. What is learned is restored from
+    `state` and saved there. `frame` is that of a measurement.
 
     Where requests arrive faster than the predictor answers, predictions would come after their requests have left the
     queue. A question that has waited for `keep_up_s` is therefore answered by `quick`, another predictor. It
@@ -109,34 +161,58 @@ class PredictionService:
         *,
         max_waiting: int = 16_384,
         patience_s: float = 10.0,
+        load_patience_s: float = 60.0,
         deadline_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
         process: SubprocessPredictor | None = None,
         memory: PrefixMemory | None = None,
-        memory_file: Path | None = None,
+        state: StateFile | None = None,
         predictor: str = "",
         quick: LengthPredictor | None = None,
         keep_up_s: float = 0.5,
-        learns: bool = True,
+        learning: bool = True,
+        tenants_apart: bool = False,
+        frame: Frame | None = None,
     ) -> None:
         self.predictor = predictor
         """The name of the predictor, for logs."""
-        self.memory = memory
-        """Prefix memory; None where it is off or has failed."""
-        self._memory_file = memory_file
-        self._history = History()
+        self.learning = learning
+        """Whether the lengths of answers change predictions."""
+        self._tenants_apart = tenants_apart
+        self._remembers = memory is not None
+        self._learned: OrderedDict[str | None, _Learned] = OrderedDict({None: _Learned(History(), memory)})
         self._open: dict[str, _Open] = {}
         self._unlearned: list[tuple[_Open, int, bool]] = []  # with tokens, and whether they are censored
         self._numbers = itertools.count()
         self._max_waiting = max_waiting
         self._patience_s = patience_s
+        self._load_patience_s = load_patience_s
         self._clock = clock
         self._hangs = False
         self._counts = Counts()
         self._process = process
         self._limits = WaitLimits(deadline_s, keep_up_s)
-        taught, kept = (process, self._state_file(predictor)) if learns else (None, None)
-        self._worker = None if load is None else Worker(load, clock, self._limits, quick, taught, kept)
+        self._observed = 0
+        self._answers = 0
+        self._recent: deque[tuple[str, float, float, int]] = deque(maxlen=_RECENT)  # LLM, two medians (log), tokens
+        self._unused = Kept() if state is None else self._restore(state)
+        """State that was learned with another predictor, which `use` may still bring."""
+        kept = self._kept_for(predictor)
+        self._worker = None
+        if load is not None:
+            self._worker = Worker(
+                load,
+                clock,
+                self._limits,
+                quick,
+                predictor=predictor,
+                learning=learning,
+                tenants_apart=tenants_apart,
+                kept=kept,
+                frame=frame,
+            )
+        self.saver = None if state is None else StateSaver(state, self._collected, lambda: self._observed)
+        """What saves the learned state, if it is kept."""
         self._replaced: list[tuple[Worker, SubprocessPredictor | None]] = []
         self._samples, self._sampled_at = _MAX_SAMPLES, clock()
 
@@ -166,24 +242,55 @@ class PredictionService:
     def use(self, process: SubprocessPredictor, predictor: str) -> None:
         """Use another predictor, which has been started, from now on.
 
-        Questions that the old one has received are still answered by it; then its process ends. The calibration of
-        the new one starts anew; history and prefix memory go on.
+        Questions that the old one has received are still answered by it; then its process ends. The new one learns
+        anew; the history and its prefix memory go on.
         """
         if self._worker is not None:
             self._replaced.append((self._worker, self._process))
         self.predictor, self._process = predictor, process
-        kept = self._state_file(predictor)
-        self._worker = Worker(lambda: process, self._clock, self._limits, process.quick, process, kept)
+        self._forget_progress()
+        kept = self._kept_for(predictor)
+        self._worker = Worker(
+            lambda: process,
+            self._clock,
+            self._limits,
+            predictor=predictor,
+            learning=self.learning,
+            tenants_apart=self._tenants_apart,
+            kept=kept,
+        )
         self._worker.start()
         self._hangs = False
         self._end_replaced()
 
+    @property
+    def remembers(self) -> bool:
+        """Whether prefix memory is on, and has not failed."""
+        return self._remembers
+
+    @property
+    def memory_nodes(self) -> int:
+        """Nodes of prefix memory, of all tenants."""
+        return sum(each.memory.held for each in self._learned.values() if each.memory is not None)
+
+    @property
+    def tenants_apart(self) -> bool:
+        """Whether the answers of one tenant change the predictions of no other; it may be changed at any time."""
+        return self._tenants_apart
+
+    @tenants_apart.setter
+    def tenants_apart(self, apart: bool) -> None:
+        self._tenants_apart = apart
+        if self._worker is not None:
+            self._worker.put(Separate(apart), start=False)
+
     def reset(self) -> None:
-        """Forget the history, the predictor's calibration and what prefix memory has learned."""
-        self._history = History()
+        """Forget all that is learned."""
+        shared = self._learned[None].memory
+        memory = None if shared is None else PrefixMemory(shared.max_bytes)
+        self._learned = OrderedDict({None: _Learned(History(), memory)})
         self._unlearned.clear()
-        if self.memory is not None:
-            self.memory = PrefixMemory(self.memory.max_bytes)
+        self._forget_progress()
         if self._worker is not None:
             self._worker.put(Reset(), start=False)
 
@@ -193,26 +300,38 @@ class PredictionService:
             self._worker.start()
 
     def admit(
-        self, key: str, llm: str, max_tokens: int | None, scopes: Scopes | None = None
+        self, key: str, llm: str, max_tokens: int | None, scopes: Scopes | None = None, tenant: str | None = None
     ) -> LengthDistribution | None:
         """Register a request and return the prediction from its LLM's history; None (the wide prior) without history.
 
-        With its scopes, prefix memory improves this prediction and that of the predictor. Every admitted key must be
-        passed to `ended`.
+        With its scopes, prefix memory improves this prediction. Every admitted key must be passed to `ended`.
         """
         self.learn()
-        start = self._history.prediction(llm, answer_cap(max_tokens))
-        history = self._remembered(start, scopes, text=False) if self._history.pooled.seen else None
+        learned = self._learned_of(tenant)
+        start = learned.history.prediction(llm, answer_cap(max_tokens))
+        history = self._remembered(learned, start, scopes) if learned.history.pooled.seen else None
         ticket = (key, next(self._numbers))
-        self._open[key] = _Open(llm, start, history, scopes, ticket, predictor=self.predictor)
+        self._open[key] = _Open(llm, learned, start, history, scopes, ticket, predictor=self.predictor)
         return history
 
-    def from_history(self, llm: str, max_tokens: int | None) -> LengthDistribution | None:
+    def from_history(self, llm: str, max_tokens: int | None, tenant: str | None = None) -> LengthDistribution | None:
         """Return the prediction from an LLM's history; None (the wide prior) without history."""
         self.learn()
-        if not self._history.pooled.seen:
-            return None
-        return self._history.prediction(llm, answer_cap(max_tokens))
+        history = self._learned_of(tenant).history
+        return history.prediction(llm, answer_cap(max_tokens)) if history.pooled.seen else None
+
+    def _learned_of(self, tenant: str | None) -> _Learned:
+        """Return what is learned of a tenant, or of all where they are not apart."""
+        if tenant is None or not self._tenants_apart:
+            return self._learned[None]
+        found = self._learned.get(tenant)
+        if found is None:
+            memory = PrefixMemory(TENANT_MEMORY_BYTES) if self._remembers else None
+            found = self._learned[tenant] = _Learned(History(), memory)
+            if len(self._learned) > MAX_TENANTS + 1:
+                del self._learned[next(each for each in self._learned if each is not None)]
+        self._learned.move_to_end(tenant)
+        return found
 
     def predict(self, request: PredictionInput) -> Future[LengthDistribution] | None:
         """Return a prediction to come, of no admitted request; None where the predictor takes no questions now."""
@@ -244,10 +363,12 @@ class PredictionService:
             self.ask(key, read)
 
     def sample_due(self) -> bool:
-        """Return whether to predict a request that no decision waits for: calibration and memory learn by its answer.
+        """Return whether to predict a request that no decision waits for: the predictor learns from its answer.
 
         At most 20 per second are due, and as many as take a twentieth of a core.
         """
+        if not self.learning:
+            return False
         now, rate = self._clock(), _SAMPLES_PER_S
         if self._worker is not None and self._process is not None and self._process.cpu_s > 0.0:
             made = self._worker.counts.answered - self._worker.counts.quick
@@ -283,7 +404,7 @@ class PredictionService:
                     take(key, state.history)
                 continue
             # A request that ended before its prediction arrived has no further use for it.
-            if state is None or state.ticket != ticket or not take(key, self._with_memory(state, prediction, raw)):
+            if state is None or state.ticket != ticket or not take(key, self._noted(state, prediction, raw)):
                 self._counts.late += 1
 
     def trace(self, key: str) -> PredictionTrace | None:
@@ -291,7 +412,7 @@ class PredictionService:
         state = self._open.get(key)
         if state is None:
             return None
-        return PredictionTrace(state.predictor, state.start, state.raw, state.latest, state.scopes)
+        return PredictionTrace(state.predictor, state.start, state.alone, state.latest, state.scopes)
 
     def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
         """Report that an admitted request ended, with its length (None if unknown). A second report is ignored.
@@ -303,12 +424,33 @@ class PredictionService:
         if state is None:
             return
         known = None if tokens is None or (censored and tokens < 1) else tokens
-        if known is not None:
+        if known is not None and self.learning:
+            self._observed += 1
+            self._note(state, known, censored=censored)
             self._unlearned.append((state, known, censored))
             if len(self._unlearned) >= _MAX_UNLEARNED:
                 self.learn()
         if state.asked is not None:
             state.asked.put(Ended(state.ticket, known, censored))
+
+    def _note(self, state: _Open, tokens: int, *, censored: bool) -> None:
+        """Count an answer that was predicted, and keep it for the scores if it is complete."""
+        if state.alone is not None and state.latest is not None:
+            self._answers += 1
+            if not censored:
+                self._recent.append((state.llm, state.alone.mu, state.latest.mu, tokens))
+
+    def _forget_progress(self) -> None:
+        self._answers = 0
+        self._recent.clear()
+
+    def progress(self) -> LearningProgress:
+        """Return what learning has brought. It takes milliseconds: any thread may call it, the host's should not."""
+        recent = list(self._recent)
+        llms, alone, learned, tokens = zip(*recent, strict=True) if recent else ((), (), (), ())
+        groups = np.array(llms, object)
+        taus = (tau_within(groups, medians, tokens) if recent else math.nan for medians in (alone, learned))
+        return LearningProgress(self._answers, len(recent), *taus)
 
     def learn(self) -> None:
         """Update history and prefix memory by the lengths so far, as is done before every prediction from them.
@@ -318,7 +460,7 @@ class PredictionService:
         if self._unlearned:
             lengths, self._unlearned = self._unlearned, []
             for state, tokens, censored in lengths:
-                self._history.observe(state.llm, tokens, censored=censored)
+                state.learned.history.observe(state.llm, tokens, censored=censored)
             for state, tokens, censored in lengths:
                 self._memorise(state, tokens, censored=censored)
 
@@ -328,11 +470,50 @@ class PredictionService:
             self._replaced.append((self._worker, self._process))
         for worker, process in self._replaced:
             _stop(worker, process)
-        self._save_memory()
+        self.learn()
+        if self.saver is not None:
+            self.saver.close()
 
-    def _state_file(self, predictor: str) -> StateFile | None:
-        """Return where a predictor that learns is saved: beside prefix memory."""
-        return None if self._memory_file is None else StateFile(self._memory_file.with_suffix(".predictor"), predictor)
+    def _restore(self, file: StateFile) -> Kept:
+        """Restore history and prefix memory; return the rest, which the predictor's worker restores."""
+        kept = file.read()
+        tenants = [tenant_of(name) for name in kept.parts if kind_of(name) == HISTORY and tenant_of(name) is not None]
+        for tenant in (None, *tenants[-MAX_TENANTS:]):
+            if tenant is not None:
+                memory = PrefixMemory(TENANT_MEMORY_BYTES) if self._remembers else None
+                self._learned[tenant] = _Learned(History(), memory)
+            for name, learner in self._learned[tenant].parts(tenant):
+                try:
+                    if name in kept.parts:
+                        learner.restore(kept.parts[name])
+                except InputError as error:
+                    _log.warning("the learned %s in %s is not used: %s", name, file.path, error)
+        parts = {name: part for name, part in kept.parts.items() if kind_of(name) not in (HISTORY, MEMORY)}
+        progress = parts.pop(PROGRESS, None)
+        if progress is not None and kept.predictor == self.predictor:
+            with contextlib.suppress(ValueError, TypeError):  # only what is shown depends on it
+                answers, recent = json.loads(progress)
+                rows = [(str(llm), float(alone), float(made), int(tokens)) for llm, alone, made, tokens in recent]
+                self._answers = int(answers)
+                self._recent.extend(rows)
+        if parts and kept.predictor != self.predictor:
+            _log.warning("%s was learned with %s: %s learns anew", *(file.path, kept.predictor, self.predictor))
+        return Kept(kept.predictor, parts)
+
+    def _kept_for(self, predictor: str) -> Mapping[str, bytes]:
+        """Return the state that was learned with this predictor, once."""
+        if self._unused.predictor != predictor:
+            return {}
+        kept, self._unused = self._unused.parts, Kept()
+        return kept
+
+    def _collected(self) -> Kept:
+        """Return all that is learned; the thread that saves calls this."""
+        learned = list(self._learned.items())
+        parts = {name: part.state() for tenant, each in learned for name, part in each.parts(tenant)}
+        parts[PROGRESS] = json.dumps([self._answers, list(self._recent)]).encode()
+        worker = self._worker
+        return Kept(self.predictor, parts) if worker is None else Kept(worker.predictor, {**parts, **worker.learned()})
 
     def _end_replaced(self) -> None:
         """End the predictors that were replaced and have answered their questions."""
@@ -341,57 +522,47 @@ class PredictionService:
             self._counts += _counts(worker, process)
             threading.Thread(target=_stop, args=(worker, process), daemon=True).start()  # ending takes milliseconds
 
-    def _with_memory(self, state: _Open, prediction: LengthDistribution, raw: LogT | None) -> LengthDistribution:
-        if not isinstance(prediction, LogT):
-            return prediction
-        self.learn()
-        state.text, state.raw = prediction, raw
-        state.latest = self._remembered(prediction, state.scopes, text=True)
-        return state.latest
+    @staticmethod
+    def _noted(state: _Open, prediction: LogT, alone: LogT | None) -> LogT:
+        state.alone, state.latest = alone, prediction
+        return prediction
 
-    def _remembered(self, start: LogT, scopes: Scopes | None, *, text: bool) -> LogT:
-        """Return the prediction that prefix memory makes of another."""
-        if self.memory is None or scopes is None:
+    def _remembered(self, learned: _Learned, start: LogT, scopes: Scopes | None) -> LogT:
+        """Return the prediction that prefix memory makes of that of the history."""
+        if learned.memory is None or scopes is None:
             return start
         try:
-            return self.memory.predict(scopes, start, text=text)
+            return learned.memory.predict(scopes, start, text=False)
         except Exception as error:  # nothing raises into the host
             self._drop_memory(error)
             return start
 
     def _memorise(self, state: _Open, tokens: int, *, censored: bool) -> None:
-        if self.memory is None or state.scopes is None:
+        memory = state.learned.memory
+        if memory is None or state.scopes is None:
             return
-        start, text = (state.start, False) if state.text is None else (state.text, True)
         try:
-            self.memory.observe(state.scopes, start, tokens, text=text, censored=censored)
+            memory.observe(state.scopes, state.start, tokens, text=False, censored=censored)
         except Exception as error:  # nothing raises into the host
             self._drop_memory(error)
 
     def _drop_memory(self, error: Exception) -> None:
-        self.memory = None
+        self._remembers = False
+        for each in self._learned.values():
+            each.memory = None
         _log.warning("prefix memory failed (%.300r); predictions come without it", error)
-
-    def _save_memory(self) -> None:
-        self.learn()
-        if self.memory is None or self._memory_file is None:
-            return
-        try:
-            with atomic_path(self._memory_file) as new:  # several processes may share the file
-                new.write_bytes(self.memory.state())
-        except (OSError, InputError) as error:
-            _log.warning("prefix memory is not saved to %s: %s", self._memory_file, error)
 
     def _found_hanging(self, worker: Worker) -> bool:
         since = worker.busy_since
-        hangs = since is not None and self._clock() - since > self._patience_s
+        patience_s = self._patience_s if worker.loaded else self._load_patience_s
+        hangs = since is not None and self._clock() - since > patience_s
         if hangs and not self._hangs:
             self._counts.hung += 1
             if self._counts.hung == 1:
                 _log.warning(
                     "the predictor has not returned for %.0f s: it gets no requests until it does; predictions "
                     "come from the history of each LLM",
-                    self._patience_s,
+                    patience_s,
                 )
         self._hangs = hangs
         return hangs
@@ -409,45 +580,33 @@ def _stop(worker: Worker, process: SubprocessPredictor | None) -> None:
 
 def prediction_service(
     name: str,
-    seen_as: Callable[[LengthPredictor], LengthPredictor] | None = None,
     *,
-    memory: str = MEMORY_OFF,
+    frame: Frame | None = None,
+    learning: bool = True,
+    tenants_apart: bool = False,
+    state: StateFile | None = None,
 ) -> PredictionService:
     """Return the service of a predictor by name, in a separate process; `none` uses history only.
 
-    `seen_as` may wrap the predictor. `memory` is a setting of prefix memory, as `known_memory` returns it.
+    `state` is the file that what is learned is kept in, if any; `frame` is that of a measurement.
     """
-    file = None if memory in (MEMORY_ON, MEMORY_OFF) else Path(memory)
-    learned = None if memory == MEMORY_OFF else PrefixMemory()
-    if learned is not None and file is not None and file.exists():
-        learned.restore(file.read_bytes(), str(file))
+    memory = PrefixMemory() if learning else None
+    state = state if learning else None
     if name in (NO_PREDICTOR, "history"):
-        return PredictionService(None, memory=learned, memory_file=file, predictor=name)
-    process = SubprocessPredictor(name, None if name == QUICK else QUICK)
-    wrapped = seen_as or (lambda predictor: predictor)
+        return PredictionService(
+            None, memory=memory, state=state, predictor=name, learning=learning, tenants_apart=tenants_apart
+        )
+    process = SubprocessPredictor(name, None if name == QUICK else QUICK, learning=learning)
     return PredictionService(
-        lambda: wrapped(process.start()),
+        process.start,
         process=process,
-        memory=learned,
-        memory_file=file,
+        memory=memory,
+        state=state,
         predictor=predictor_label(name),
-        quick=None if process.quick is None else wrapped(process.quick),
-        learns=seen_as is None,
+        learning=learning,
+        tenants_apart=tenants_apart,
+        frame=frame,
     )
-
-
-def known_memory(setting: str | bool) -> str:
-    """Return a setting of prefix memory: on, off, or the path of the file that it continues from and is saved to."""
-    if isinstance(setting, bool):  # what YAML reads `on` and `off` as
-        return MEMORY_ON if setting else MEMORY_OFF
-    if setting in (MEMORY_ON, MEMORY_OFF):
-        return setting
-    file = Path(setting)
-    if file.suffix != ".npz":
-        raise InputError(f"prefix memory '{setting}'", hint="give on, off, or a file that ends in .npz")
-    if not file.parent.is_dir():
-        raise InputError(f"there is no folder {file.parent}", source=setting, hint="create it first")
-    return str(file.resolve())
 
 
 def known_predictor(name: str) -> str:
@@ -455,10 +614,10 @@ def known_predictor(name: str) -> str:
     if name in (NO_PREDICTOR, *packaged_predictors()):
         return name
     spec = parse_predictor_spec(name)
-    if spec.kind == "memory":
+    if spec.learns:
         raise InputError(
             f"'{name}' is for simulations and evaluations",
-            hint="a server has prefix memory unless it is off: give the predictor alone, or none",
+            hint="a server learns and has prefix memory: give the predictor alone, or none",
         )
     if spec.kind != "ask":  # its server may start later
         found = resolve_predictor(spec)

@@ -3,8 +3,9 @@
 Python runs one thread at a time: a predictor in a thread of the engine or the gateway would delay its steps. Here the
 host's worker thread only writes inputs to a pipe and reads predictions from another. The process ends with the pipe,
 however the host ends. A process that dies is started again, at most three times in all; open questions fail, and
-history is used. What a predictor that learns was restored from is restored again; what it has learned since is lost.
-`python -m lengthwise.predictors.subprocess_predictor NAME [QUICK]` is that process; QUICK is a second predictor.
+history is used. What was learned at the last `state` or `restore` is restored; what was learned since is lost.
+`python -m lengthwise.predictors.subprocess_predictor learning NAME [QUICK]` is that process (`fixed`: it does not
+learn); QUICK is a second predictor.
 """
 
 from __future__ import annotations
@@ -17,18 +18,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import IO, Any, Final, cast
 
-from lengthwise.predictors.contract import (
-    LearningPredictor,
-    LengthPredictor,
-    Observation,
-    PredictionInput,
-    Predictions,
-)
+from lengthwise.predictors.contract import PredictionInput, Predictions
 from lengthwise.predictors.resolve import resolve_predictor
+from lengthwise.predictors.served import Ending, Predicted, ServedPredictors, Taught, text_of
 
+_LEARNING: Final = "learning"
+_FIXED: Final = "fixed"
 _STARTS: Final = 3
 _MIN_CORES: Final = 8
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -49,18 +48,17 @@ class SubprocessPredictor:
     One thread calls it; `close` may be called by any thread at any time, and an open call then fails.
     """
 
-    def __init__(self, name: str, quick: str | None = None) -> None:
+    def __init__(self, name: str, quick: str | None = None, *, learning: bool = False) -> None:
         self.name = name
-        self.quick: LengthPredictor | None = None if quick is None else _Quick(self)
-        """A second predictor in the same process, which takes less time."""
-        self._names = [name] if quick is None else [name, quick]
+        self.places = 1 if quick is None else 2
+        """How many predictors the process has: the second takes less time."""
+        self._arguments = [_LEARNING if learning else _FIXED, name, *(() if quick is None else (quick,))]
         self.cpu_s = 0.0
         """CPU time of its predictions so far."""
         self.given_up = False
         """Whether the process died so often that it is not started again."""
-        self.learns = False
-        """Whether the predictor is a LearningPredictor; known once it is loaded."""
-        self._restored: bytes | None = None
+        self._tenants_apart = False
+        self._learned: dict[str, bytes] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._closed = threading.Event()
@@ -86,29 +84,37 @@ class SubprocessPredictor:
 
     def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
         """Return one prediction for each input, in order."""
-        return self.ask(0, inputs)
+        return self.serve(0, inputs, None).made
 
-    def ask(self, number: int, inputs: Sequence[PredictionInput]) -> Predictions:
-        """Return the predictions of one of the two predictors: 0, or 1 for the quick one."""
-        return cast("Predictions", self._call("predict", (number, list(inputs))))
+    def serve(self, place: int, inputs: Sequence[PredictionInput], numbers: Sequence[int] | None) -> Predicted:
+        """Predict with the first predictor, or with the quick one (place 1); remember the requests by their numbers."""
+        return cast("Predicted", self._call("serve", place, list(inputs), numbers))
 
-    def observe_all(self, observations: Sequence[Observation]) -> list[str]:
-        """Let the predictor observe lengths; return the errors that it raised."""
-        return cast("list[str]", self._call("observe_all", list(observations)))
+    def end(self, endings: Sequence[Ending]) -> Taught:
+        """Let what predicted these requests observe their lengths, and forget the requests."""
+        if self._process is None:  # it died, and nothing remembers these requests
+            return Taught(0, 0, ())
+        return cast("Taught", self._call("end", list(endings)))
 
-    def state(self) -> bytes:
-        """Return what the predictor has learned."""
-        return cast("bytes", self._call("state", None))
+    def keep_tenants_apart(self, apart: bool) -> None:
+        """Learn from each tenant apart, or from all together, now and after each restart of the process."""
+        self._tenants_apart = apart
+        self._call("keep_tenants_apart", apart)
 
-    def restore(self, state: bytes) -> None:
-        """Let the predictor continue from a state, now and after each restart of the process."""
-        self._call("restore", state)
-        self._restored = state
+    def state(self) -> dict[str, bytes]:
+        """Return what is learned, in parts; the process continues from this after a restart."""
+        self._learned = cast("dict[str, bytes]", self._call("state"))
+        return self._learned
+
+    def restore(self, parts: Mapping[str, bytes]) -> list[str]:
+        """Continue from what `state` returned, now and after each restart of the process; return what is not used."""
+        self._learned = dict(parts)
+        return cast("list[str]", self._call("restore", self._learned))
 
     def reset(self) -> None:
-        """Let the predictor forget what it has learned: it is made again."""
-        self._restored = None
-        self._call("reset", None)
+        """Forget what is learned."""
+        self._learned = {}
+        self._call("reset")
 
     def close(self) -> None:
         """End the process at once."""
@@ -122,22 +128,29 @@ class SubprocessPredictor:
                 ended = "closed" if self._closed.is_set() else f"died {_STARTS} times"
                 raise SubprocessError(f"the predictor's process has {ended}")
             self._starts += 1
-            command = [sys.executable, "-P", "-m", __name__, *self._names]  # -P: import nothing from the host's folder
+            # -P: import nothing from the host's folder.
+            command = [sys.executable, "-P", "-m", __name__, *self._arguments]
             environment = {**os.environ, **_ONE_THREAD}
             self._process = subprocess.Popen(  # noqa: S603  (this very interpreter)
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                process_group=0,  # a terminal's Ctrl-C is for the host, also while this process is still importing
             )
             if self._closed.is_set():  # closed in the meantime
                 self._process.kill()
-            self.learns = bool(self._exchange(self._process, None))
-            if self._restored is not None:
-                self._exchange(self._process, ("restore", self._restored))
+            self._exchange(self._process, None)
+            if self._tenants_apart:
+                self._exchange(self._process, ("keep_tenants_apart", (True,)))
+            if self._learned:
+                self._exchange(self._process, ("restore", (self._learned,)))
         return self._process
 
-    def _call(self, method: str, argument: object) -> object:
-        return self._exchange(self._started(), (method, argument))
+    def _call(self, method: str, *arguments: object) -> object:
+        return self._exchange(self._started(), (method, arguments))
 
-    def _exchange(self, process: subprocess.Popen[bytes], call: tuple[str, object] | None) -> object:
+    def _exchange(self, process: subprocess.Popen[bytes], call: tuple[str, tuple[object, ...]] | None) -> object:
         """Send a call and return its reply. None is not sent; its reply arrives when the predictors are loaded."""
         reader, writer = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stdin)
         try:
@@ -161,17 +174,6 @@ class SubprocessPredictor:
         _end(process)
 
 
-class _Quick:
-    """The second predictor of a process."""
-
-    def __init__(self, process: SubprocessPredictor) -> None:
-        self._process = process
-
-    def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
-        """Return one prediction for each input, in order."""
-        return self._process.ask(1, inputs)
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process, wait for it and close its pipes."""
     process.kill()
@@ -189,51 +191,9 @@ def _use_last_cores() -> None:
             os.sched_setaffinity(0, cores[-(len(cores) // 4) :])
 
 
-class _Served:
-    """The predictors of a process, and what its host may call."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self._predictors = [resolve_predictor(name) for name in names]
-
-    @property
-    def learns(self) -> bool:
-        return isinstance(self._predictors[0], LearningPredictor)
-
-    @property
-    def _learner(self) -> LearningPredictor:
-        return cast("LearningPredictor", self._predictors[0])
-
-    def predict(self, asked: tuple[int, list[PredictionInput]]) -> Predictions:
-        number, inputs = asked
-        return self._predictors[number].predict(inputs)
-
-    def observe_all(self, observations: list[Observation]) -> list[str]:
-        errors = []
-        for request, tokens, censored in observations:
-            try:
-                self._learner.observe(request, tokens, censored=censored)
-            except Exception as error:  # the others are still observed
-                errors.append(_text_of(error))
-        return errors
-
-    def state(self, _: None) -> bytes:
-        return bytes(self._learner.state())
-
-    def restore(self, state: bytes) -> None:
-        self._learner.restore(state)
-
-    def reset(self, _: None) -> None:
-        self._predictors[0] = resolve_predictor(self._names[0])
-
-
-def _text_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _serve(names: Sequence[str]) -> None:
+def _serve(names: Sequence[str], *, learning: bool) -> None:
     """Load the predictors, then reply on stdout to calls from stdin until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, which ends this by its pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host ends this by its pipe
     _use_last_cores()
     reader, writer = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints must not mix with the replies
@@ -244,21 +204,21 @@ def _serve(names: Sequence[str]) -> None:
 
     with contextlib.suppress(EOFError, BrokenPipeError):  # the host has ended
         try:
-            served = _Served(names)
+            served = ServedPredictors(*(partial(resolve_predictor, name) for name in names), learning=learning)
         except Exception as error:  # sent to the host, which raises it
-            reply(None, _text_of(error), 0.0)
+            reply(None, text_of(error), 0.0)
             return
-        reply(served.learns, None, 0.0)
+        reply(None, None, 0.0)
         while True:
-            method, argument = cast("tuple[str, Any]", pickle.load(reader))  # noqa: S301  (written by the host that started this)
+            method, arguments = cast("tuple[str, Any]", pickle.load(reader))  # noqa: S301  (written by the host that started this)
             began = time.process_time()
             answer, error_text = None, None
             try:
-                answer = getattr(served, method)(argument)
+                answer = getattr(served, method)(*arguments)
             except Exception as error:  # sent to the host, which raises it
-                error_text = _text_of(error)
+                error_text = text_of(error)
             reply(answer, error_text, time.process_time() - began)
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1:])
+    _serve(sys.argv[2:], learning=sys.argv[1] == _LEARNING)

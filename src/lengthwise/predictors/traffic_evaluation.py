@@ -1,8 +1,8 @@
 """How good predictions were in production: `lengthwise evaluate --from DIR`.
 
-Three predictions of each request are scored on the same rows: the one served (the predictor with online calibration and
-prefix memory), the predictor alone, and the history of the LLM's lengths at its arrival, which needs no predictor. An
-answer cut by `max_tokens` has that length; one that its client or an error ended is not scored.
+Three predictions of each request are scored on the same rows: the one served (with what was learned until then), the
+predictor alone, and the history of the LLM's lengths at its arrival, which needs no predictor. An answer cut by
+`max_tokens` has that length; one that its client or an error ended is not scored.
 """
 
 from __future__ import annotations
@@ -16,15 +16,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.traffic.reader import Floats, LoggedTraffic, Mask
+from lengthwise.traffic.reader import Floats, LoggedTraffic, Mask, column
 from lengthwise.traffic.scores import Forecast, PredictionScores, calibration, score_predictions
 
 SERVED: Final = "as served"
 ALONE: Final = "predictor alone"
 HISTORY: Final = "history"
 GROUPS: Final = ("model", "tenant", "day", "predictor")
+MAX_WINDOWS: Final = 20
+MIN_WINDOW: Final = 100
+"""Answers of a window, at least; tau of fewer says little."""
 MAX_GROUPS: Final = 50
 """Groups of a kind that are scored, the largest; of days the last."""
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Answers in a row, in the order in which they ended: how predictions change while a gateway learns."""
+
+    first: int
+    """The number of its first answer, from 1 on."""
+    last: int
+    until: float
+    """When its last answer ended, in seconds since 1970."""
+    scores: Mapping[str, PredictionScores]
+    """By kind of prediction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +60,7 @@ class TrafficEvaluation:
     overall: Mapping[str, PredictionScores]
     groups: Mapping[str, Mapping[str, Mapping[str, PredictionScores]]]
     """model, tenant, day or predictor -> its values -> kind of prediction -> scores."""
+    windows: tuple[Window, ...]
     calibration: Mapping[float, float]
     """Nominal share of a central interval -> share of lengths inside."""
     predicted: Floats
@@ -98,10 +115,26 @@ def evaluate_traffic(traffic: LoggedTraffic) -> TrafficEvaluation:
             }
             for kind, column in by.items()
         },
+        windows=_windows(rows, kinds),
         calibration=calibration(served, rows.output_tokens),
         predicted=served.median,
         true=rows.output_tokens,
     )
+
+
+def _windows(rows: LoggedTraffic, kinds: Mapping[str, Floats]) -> tuple[Window, ...]:
+    """Return windows of equally many answers, of 100 or more, at most 20."""
+    logged = column(rows.rows, "finished_s")
+    ended = np.where(np.isnan(logged), rows.arrival_s, logged)
+    order = np.argsort(ended, kind="stable")
+    count = max(1, min(MAX_WINDOWS, len(order) // MIN_WINDOW))
+    found, last = [], 0
+    for part in np.array_split(order, count):
+        first, last = last + 1, last + len(part)
+        window = rows.take(part)
+        scores = {name: score_rows(window, each[part]) for name, each in kinds.items()}
+        found.append(Window(first, last, float(ended[part[-1]]), scores))
+    return tuple(found)
 
 
 def score_rows(rows: LoggedTraffic, prediction: Floats) -> PredictionScores:

@@ -92,7 +92,7 @@ class ServeOptions(BaseModel):
     @property
     def engine_options(self) -> EngineOptions:
         """How vLLM is started in a replica. Its own predictor starts only if a request brings no prediction."""
-        own = {"policy": self.policy, "predictor": self.predictor, "memory": "off", "warm_predictor": False}
+        own = {"policy": self.policy, "predictor": self.predictor, "warm_predictor": False}
         return validated(EngineOptions, {**own, "model": self.model, **self.vllm}, source=_SOURCE, section="vllm")
 
     @property

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from lengthwise.client.kind import xargs_prediction
 from lengthwise.gateway.bodies import BODIES
+from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import DEFAULT_CAP
 from lengthwise.policies import Job
 
@@ -41,10 +42,9 @@ def read_job(job_id: str, args: Sequence[Any]) -> Job | None:
         return None
     try:
         body = BODIES[path].model_validate(content)
-    except ValidationError:  # the engine refuses it
+        job = body.job(job_id, time.monotonic(), dict(args[3]) if len(args) > 3 else {})
+    except (ValidationError, ApiError):  # the engine refuses it
         return None
-    headers = dict(args[3]) if len(args) > 3 else {}
-    job = body.job(job_id, time.monotonic(), headers)
     xargs = content.get("vllm_xargs")
     if isinstance(xargs, Mapping) and "length_mu" in xargs:
         job.update_prediction(xargs_prediction(xargs, body.limit or DEFAULT_CAP))

@@ -81,7 +81,7 @@ class EngineReplica:
         """
         client = await self._open()
         try:
-            answer = await client.forward(method, path, body, headers)
+            answer = await client.forward(method, path, body, headers, resend=False)  # the caller sends it again
             try:
                 first = await (answer.chunk() if answer.is_stream else answer.read())
                 yield AnswerHead(answer.status, [*answer.raw_headers, (REPLICA_HEADER, self._id.encode())], first)
@@ -135,6 +135,7 @@ class _HandleAnswer:
         self.headers: Headers = []
         self._first = b""
         self._stream = stream
+        self.heard_at = asyncio.get_running_loop().time()
         self._silence_timeout_s = silence_timeout_s
         self.deadline = asyncio.get_running_loop().time() + limit_s
         self._ended = False
@@ -170,6 +171,7 @@ class _HandleAnswer:
             silent_at = asyncio.get_running_loop().time() + self._silence_timeout_s
             async with asyncio.timeout_at(min(silent_at, self.deadline)):
                 item = await anext(self._stream)
+            self.heard_at = asyncio.get_running_loop().time()
         except StopAsyncIteration:
             self._ended = True
             return None
@@ -211,10 +213,12 @@ class HandleClient(EngineClient):
         headers: Iterable[tuple[bytes, bytes]],
         body: bytes | None = None,
         limit_s: float = math.inf,
+        *,
+        resend: bool = True,
     ) -> EngineResponse:
         sent = list(headers)
         avoid: tuple[str, ...] = ()
-        for _ in range(2):
+        for attempt in range(2 if resend else 1):
             stream = self._handle.forward.remote(method, path, body or b"", sent, **{AVOID: avoid})
             answer = _HandleAnswer(stream, self._silence_timeout_s, limit_s)
             try:
@@ -229,5 +233,5 @@ class HandleClient(EngineClient):
                 answer.release()
                 raise
             else:
-                return EngineResponse(self, answer)
-        raise ReplicaLostError(f"{self.name} lost the request twice")
+                return EngineResponse(self, answer, resent=attempt > 0)
+        raise ReplicaLostError(f"{self.name} lost the request{' twice' if resend else ''}")

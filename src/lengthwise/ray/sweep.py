@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from lengthwise.errors import InputError
 from lengthwise.simulator.tasks import Task, Workers, code_version, run_task
+from lengthwise.version import install_line
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 
@@ -20,7 +21,7 @@ def on_ray(address: str) -> Workers:
     try:
         import ray
     except ImportError:
-        hint = "install it with pip install 'lengthwise[ray]', or leave --ray out"
+        hint = f"install it with {install_line('ray')}, or leave --ray out"
         raise InputError("Ray is not installed", field="ray", hint=hint) from None
 
     def run(tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:

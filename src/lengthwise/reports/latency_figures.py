@@ -19,8 +19,8 @@ from lengthwise.reports.page import (
     ratio_axis,
     tokens_axis,
 )
-from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, at_highest_load, figure_name
-from lengthwise.simulator.grid import BASELINE
+from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, at_highest_load
+from lengthwise.simulator.grid import BASELINE, figure_name
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
 
 _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")

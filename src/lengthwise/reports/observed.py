@@ -12,7 +12,9 @@ from lengthwise.reports.runs import NAMES, ReportedRun
 from lengthwise.reports.tables import Table, multiple, number, share
 from lengthwise.reports.verdict import on_replay, replay_match
 from lengthwise.simulator import Spread, StepCost, Summary
-from lengthwise.simulator.metrics import TRUTH
+from lengthwise.simulator.gains import GAIN_FIGURES, Gain
+from lengthwise.simulator.grid import figure_name
+from lengthwise.simulator.metrics import TRUTH, LatencyLimits
 from lengthwise.simulator.observed import FCFS, TRUE, ObservedGain
 
 
@@ -32,11 +34,11 @@ def tables(found: ObservedGain) -> list[Table]:
 
 def _runs(found: ObservedGain) -> list[ReportedRun]:
     """Return the replays of a log as a report shows them."""
-    base = {name: Ratio(1.0, 1.0, 1.0) for name in ("e2e_mean", "e2e_p99", "per_token_mean")}
-    replays: list[tuple[str, str | None, Summary, dict[str, Ratio]]] = [("fcfs", None, found.fcfs, base)]
-    for run in found.runs:
-        ratios = dict(zip(base, (run.mean_e2e, run.p99_e2e, run.per_token), strict=True))
-        replays.append((run.policy, TRUTH if run.predictions == TRUE else found.predictor, run.summary, ratios))
+    base = {figure_name(*what): Ratio(1.0, 1.0, 1.0) for what in GAIN_FIGURES}
+    replays: list[tuple[str, str | None, Summary, Gain]] = [("fcfs", None, found.fcfs, Gain("fcfs", base))]
+    replays += [
+        (run.policy, TRUTH if run.predictions == TRUE else found.predictor, run.summary, run.gain) for run in found.runs
+    ]
     return [
         ReportedRun(
             policy,
@@ -44,10 +46,12 @@ def _runs(found: ObservedGain) -> list[ReportedRun]:
             offered=f"load {found.load:.2f}",
             load=found.load,
             latency={measure: asdict(getattr(summary, measure)) for measure in NAMES},
-            over_fcfs=ratios,
+            over_fcfs=gain.over,
             profile=summary.profile,
+            within=gain.within,
+            slo=str(LatencyLimits()),
         )
-        for policy, predictor, summary, ratios in replays
+        for policy, predictor, summary, gain in replays
     ]
 
 
@@ -90,7 +94,7 @@ def _gain(found: ObservedGain) -> Table:
     rows = [["fcfs", "–", _seconds(found.fcfs.e2e_s.mean), _seconds(found.fcfs.e2e_s.p99), "1", "1", "1", "–", "–"]]
     for run in found.runs:
         e2e = run.summary.e2e_s
-        ratios = [multiple(each, 2) for each in (run.mean_e2e, run.p99_e2e, run.per_token)]
+        ratios = [multiple(each, 2) for each in map(run.gain.ratio, ("e2e_mean", "e2e_p99", "per_token_mean"))]
         captured = [share(each) for each in (run.captured_e2e, run.captured_per_token)]
         rows.append([run.policy, run.predictions, _seconds(e2e.mean), _seconds(e2e.p99), *ratios, *captured])
     columns = ["policy", "predictions", "mean E2E s", "p99 E2E s"]

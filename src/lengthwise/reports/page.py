@@ -19,7 +19,7 @@ from zlib import crc32
 
 from lengthwise.reports.tables import Table, to_json
 from lengthwise.reports.verdict import Verdict
-from lengthwise.version import package_version
+from lengthwise.version import install_line, package_version
 
 if TYPE_CHECKING:  # it loads SciPy, which takes longer than most commands
     from lengthwise.intervals import Ratio
@@ -168,7 +168,7 @@ def _origin(origin: Origin) -> str:
 
 
 def _rerun(origin: Origin) -> str:
-    lines = f"pip install 'lengthwise[all]=={origin.version}'\n{origin.command}"
+    lines = f"{install_line('all', here=False)}  # lengthwise {origin.version}\n{origin.command}"
     return f"<section><h2>How to run it again</h2><pre>{html.escape(lines)}</pre></section>"
 
 

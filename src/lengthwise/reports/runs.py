@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from lengthwise.intervals import Ratio
-from lengthwise.simulator.grid import BASELINE, USUAL_ROUTER, Metric, Statistic
+from lengthwise.intervals import Ratio, ShareChange
+from lengthwise.simulator.gains import GAIN_FIGURES, Gain
+from lengthwise.simulator.grid import BASELINE, USUAL_ROUTER, Metric, Statistic, figure_name
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
 
 NAMES: Final = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "per_token_s": "per token"}
@@ -30,11 +31,6 @@ SHOWN: Final[Mapping[tuple[Metric, Statistic], str]] = {
 def predictor_label(predictor: str | None) -> str:
     """A predictor's name, with a warning where predictions are the true lengths."""
     return f"{TRUTH} (TRUE LENGTHS)" if predictor == TRUTH else predictor or ""
-
-
-def figure_name(metric: str, statistic: str) -> str:
-    """Return the name of a statistic among a run's ratios: `e2e_mean` for the mean of `e2e_s`."""
-    return f"{metric.removesuffix('_s')}_{statistic}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +50,10 @@ class ReportedRun:
     over_fcfs: Mapping[str, Ratio] = field(default_factory=dict)
     """Ratios by figure (`e2e_mean`), below 1 is better."""
     profile: LatencyProfile | None = None
+    within: ShareChange | None = None
+    """Shares of requests within the limits."""
+    slo: str = ""
+    """The limits in words."""
     reference: bool = False
     """Whether the others are compared with it though it is not fcfs."""
 
@@ -90,6 +90,14 @@ class ReportedRun:
         """Return a figure over the baseline's."""
         return self.over_fcfs.get(figure, Ratio.none())
 
+    def gain_over(self, base: ReportedRun) -> Gain:
+        """Return its figures beside those of the baseline."""
+        base_s = {
+            figure_name(metric, statistic): base.latency.get(metric, {}).get(statistic, math.inf)
+            for metric, statistic in GAIN_FIGURES
+        }
+        return Gain(self.in_words, self.over_fcfs, base_s, self.within)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the run for JSON: metrics are keys of their own."""
         plain = asdict(self)
@@ -99,7 +107,7 @@ class ReportedRun:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> ReportedRun:
         """Read what `to_dict` has returned, after a round trip through JSON."""
-        profile = content.get("profile")
+        profile, within = content.get("profile"), content.get("within")
         return cls(
             policy=str(content["policy"]),
             predictor=content.get("predictor"),
@@ -117,6 +125,10 @@ class ReportedRun:
                 for name, each in (content.get("over_fcfs") or {}).items()
             },
             profile=None if profile is None else LatencyProfile.read(profile),
+            within=None
+            if within is None
+            else ShareChange(*(_number(within[part]) for part in ("share", "base", "low", "high"))),
+            slo=content.get("slo") or "",
         )
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from lengthwise.intervals import share_change_over_seeds
 from lengthwise.reports.latency_figures import figures
 from lengthwise.reports.page import Document, Origin
-from lengthwise.reports.runs import NAMES, ReportedRun, figure_name, judged, pooled, predictor_label
+from lengthwise.reports.runs import NAMES, ReportedRun, judged, pooled, predictor_label
 from lengthwise.reports.tables import Table, multiple, seconds, share
 from lengthwise.reports.verdict import on_policies
 from lengthwise.simulator.grid import (
@@ -22,12 +23,16 @@ from lengthwise.simulator.grid import (
     Metric,
     OfferedLoad,
     Statistic,
+    figure_name,
 )
-from lengthwise.simulator.metrics import TRUTH, LatencyProfile
+from lengthwise.simulator.metrics import TRUTH, LatencyLimits, LatencyProfile, load_kept
 from lengthwise.simulator.sweep import SweepResult
 from lengthwise.simulator.tasks import SeedResults
 
 _WAITING: Final = 0.01
+_OF_SESSIONS: Final = ("mean", "p50", "p99")
+KEPT_AT: Final = (0.9, 0.95, 0.99)
+"""Attained shares for which the load that keeps them is shown."""
 _AGAINST: Final[tuple[tuple[Metric, Statistic], ...]] = (
     ("ttft_s", "mean"),
     ("e2e_s", "mean"),
@@ -43,6 +48,9 @@ def tables(grid: Grid) -> list[Table]:
         _latency(grid, "Time to first token and per further token", ("ttft_s", "tpot_s")),
         _latency(grid, "Completion time and latency per token", ("e2e_s", "per_token_s")),
         _served(grid),
+        *_by_class(grid),
+        *_sessions(grid),
+        *_kept(grid),
         _against(grid),
     ]
 
@@ -75,8 +83,71 @@ def _served(grid: Grid) -> Table:
 
     counts = ("preempted", "refused", "resent") if resent else ("preempted", "refused")
     columns = ("requests/s", "tokens/s", "goodput/s", "in SLO", *counts, "KV mean", "KV peak")
-    note = f"SLO: {grid.slo}; goodput counts requests within all limits."
-    return _table(grid, "Throughput, goodput and memory", columns, row, [note])
+    return _table(grid, "Throughput, goodput and memory", columns, row, [_limits_note(grid)])
+
+
+def _by_class(grid: Grid) -> list[Table]:
+    """Return attained share and goodput of each class; nothing for a workload without classes."""
+    names = grid.cells[0].classes
+    if not names:
+        return []
+
+    def row(cell: Cell) -> list[str]:
+        found = [cell.attained_by(name, grid.slo) for name in names]
+        return [text for attained, rate in found for text in (share(attained), f"{rate:,.2f}")]
+
+    columns = [text for name in names for text in (f"{name} in SLO", f"{name} goodput/s")]
+    return [_table(grid, "Within limits, by class", columns, row, [_limits_note(grid)])]
+
+
+def _sessions(grid: Grid) -> list[Table]:
+    """Return the times of sessions; nothing for a workload without sessions of several requests."""
+    summaries = [outcome.summary for outcome in grid.cells[0].outcomes]
+    if not all(0 < each.sessions < each.requests for each in summaries):
+        return []
+
+    def row(cell: Cell) -> list[str]:
+        times = [f"{cell.mean(lambda s: s.sessions):,.4g}"]
+        times += [seconds(cell.mean(lambda s, name=name: getattr(s.session_s, name))) for name in _OF_SESSIONS]  # type: ignore[misc]
+        return times + [multiple(grid.session_ratio(cell, statistic), 2) for statistic in ("mean", "p99")]
+
+    columns = ("sessions", *_OF_SESSIONS, "mean over FCFS", "p99 over FCFS")
+    notes = ["From the first arrival of a session to its last answer, think times included; all of its turns served."]
+    return [_table(grid, "Time of a session", columns, row, notes)]
+
+
+def _limits_note(grid: Grid) -> str:
+    own = "; a request's own limits replace these" if grid.cells[0].outcomes[0].limits else ""
+    return f"SLO: {grid.slo}{own}; goodput counts requests within all limits."
+
+
+def kept_loads(grid: Grid) -> list[tuple[Cell, list[float]]]:
+    """Return the load that each policy keeps at each of `KEPT_AT`, with its first cell; nothing for one load."""
+    series: dict[tuple[str, str | None], list[Cell]] = {}
+    for cell in grid.cells:
+        series.setdefault((cell.label, cell.predictor), []).append(cell)
+    found = []
+    for cells in series.values():
+        loads = [cell.offered.load for cell in cells]
+        if len(set(loads)) > 1 and all(map(math.isfinite, loads)):
+            shares = [cell.within(grid.slo) for cell in cells]
+            found.append((cells[0], [load_kept(loads, shares, level) for level in KEPT_AT]))
+    return found
+
+
+def _kept(grid: Grid) -> list[Table]:
+    """Return the table of the loads that are kept."""
+    found, highest = kept_loads(grid), max(at.load for at in grid.offered_loads)
+    if not found:
+        return []
+
+    def text(load: float) -> str:
+        return "–" if math.isnan(load) else f"{load:.2f}" if load < highest else f"≥ {load:.2f}"
+
+    rows = [[cell.label, predictor_label(cell.predictor), *map(text, loads)] for cell, loads in found]
+    columns = ["policy", "predictor", *(f"{level:.0%}" for level in KEPT_AT)]
+    notes = ["The highest load up to which this share of requests is within the limits, linear between the loads."]
+    return [Table("Load kept", columns, rows, [*notes, _limits_note(grid)], keys=2)]
 
 
 def _against(grid: Grid) -> Table:
@@ -195,6 +266,15 @@ def facts(grid: Grid) -> dict[str, Any]:
         },
         "predictors": {name: {"tau": grid.tau(name), "true_lengths": name == TRUTH} for name in grid.predictions},
         **({"note": "TRUE LENGTHS"} if TRUTH in grid.predictions else {}),
+        "load_kept": [
+            {
+                "policy": cell.policy,
+                "router": cell.router,
+                "predictor": cell.predictor,
+                **{f"{level:g}": load for level, load in zip(KEPT_AT, loads, strict=True)},
+            }
+            for cell, loads in kept_loads(grid)
+        ],
         "runs": [_run(grid, cell, run) for cell, run in zip(grid.cells, runs_of(grid), strict=True)],
     }
 
@@ -211,6 +291,10 @@ def _run(grid: Grid, cell: Cell, run: ReportedRun) -> dict[str, Any]:
         "output_tokens_per_s": cell.mean(lambda s: s.output_tokens_per_s),
         "goodput_per_s": cell.goodput(grid.slo),
         "within_slo": cell.within(grid.slo),
+        "by_class": {
+            name: dict(zip(("within_slo", "goodput_per_s"), cell.attained_by(name, grid.slo), strict=True))
+            for name in cell.classes
+        },
         "preemptions": cell.mean(lambda s: s.preemptions),
         "resubmissions": cell.mean(lambda s: s.resubmissions),
         "refused": cell.mean(lambda s: s.refused),
@@ -296,6 +380,8 @@ def runs_of(grid: Grid) -> list[ReportedRun]:
             latency={metric: {name: cell.latency(metric, name) for name in STATISTICS} for metric in METRICS},
             over_fcfs={figure_name(*what): grid.ratio(cell, *what) for what in COMPARED},
             profile=pooled([outcome.summary.profile for outcome in cell.outcomes]),
+            within=grid.within(cell),
+            slo=str(grid.slo),
         )
         for cell in grid.cells
     ]
@@ -322,8 +408,12 @@ def sweep_runs(rows: Sequence[Mapping[str, Any]]) -> list[ReportedRun]:
         offered = f"load {load:.2f}" if load is not None else "its own arrivals" if rate is None else f"{rate:g}/s"
         number = math.nan if load is None and rate is None else float(load or rate)
         profile = pooled([LatencyProfile.read(row["profile"]) for row in cell.seeds])
+        known = base is not None and all("within_slo" in row for each in (cell, base) for row in each.seeds)
+        met = [each.values("within_slo") for each in (cell, base or cell)] if known else []
+        within = share_change_over_seeds(*met) if met else None
+        place, slo = f"{workload} on {fleet}", str(LatencyLimits())
         found.append(
-            ReportedRun(policy, predictor, router, f"{workload} on {fleet}", offered, number, latency, ratios, profile)
+            ReportedRun(policy, predictor, router, place, offered, number, latency, ratios, profile, within, slo)
         )
     return found
 

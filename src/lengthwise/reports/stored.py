@@ -13,15 +13,18 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports.latency_figures import figures, latency_by_length, latency_over_time, ratio_intervals
 from lengthwise.reports.page import Document, Figure, Origin
-from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, at_highest_load, figure_name, judged
+from lengthwise.reports.runs import NAMES, SHOWN, ReportedRun, at_highest_load, judged
 from lengthwise.reports.simulation import sweep_runs
 from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.reports.verdict import Verdict, on_change, on_policies
+from lengthwise.simulator.gains import GAIN_FIGURES
+from lengthwise.simulator.grid import figure_name
 from lengthwise.simulator.tasks import SeedResults
 
 _SETTING: Final = ("workload", "content_hash", "fleet", "seeds", "requests", "slo", "url", "model")
 
 
+_JUDGED: Final = {figure_name(*what): title for what, title in GAIN_FIGURES.items()}
 _SAME_CAPACITY: Final = 0.01
 
 
@@ -121,7 +124,9 @@ class StoredComparison:
     @property
     def verdict(self) -> Verdict:
         """In words, by the pair that has changed most beyond noise."""
-        changes = [(pair.label, pair.ratios["e2e_mean"]) for pair in self.pairs]
+        changes = [
+            (f"{title} of {pair.label}", pair.ratios[name]) for pair in self.pairs for name, title in _JUDGED.items()
+        ]
         return on_change(changes, self.first.name, self.second.name)
 
     @property
@@ -214,7 +219,10 @@ def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:
             StoredPair(
                 first.runs[one],
                 second.runs[other],
-                {figure_name(*what): _ratio(first.runs[one], second.runs[other], seeds, *what) for what in SHOWN},
+                {
+                    figure_name(*what): _ratio(first.runs[one], second.runs[other], seeds, *what)
+                    for what in (*SHOWN, *GAIN_FIGURES)
+                },
             )
         )
     return StoredComparison(first, second, tuple(pairs))

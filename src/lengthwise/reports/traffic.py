@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from lengthwise.predictors.traffic_evaluation import HISTORY, SERVED, TrafficEvaluation
+from lengthwise.predictors.traffic_evaluation import ALONE, HISTORY, SERVED, TrafficEvaluation, Window
 from lengthwise.reports.evaluation import by_length, calibration
 from lengthwise.reports.page import BASELINE_COLOUR, COLOURS, Document, Figure, Origin, axes, axis, panel
 from lengthwise.reports.tables import Table, number, share
@@ -48,8 +48,21 @@ def tables(found: TrafficEvaluation) -> list[Table]:
     rows = [[name, *score_cells(scores)] for name, scores in found.overall.items()]
     return [
         Table(f"Predictions in {found.origin}", ["", *SCORE_COLUMNS], rows, notes),
+        _time_table(found.windows),
         *(_group_table(kind, values) for kind, values in found.groups.items()),
     ]
+
+
+def _time_table(windows: Sequence[Window]) -> Table:
+    """Return tau over time: what learning brings as answers end."""
+    rows = []
+    for window in windows:
+        served, alone, history = (window.scores[kind] for kind in (SERVED, ALONE, HISTORY))
+        taus = [number(each.tau, 3) for each in (served, alone, history)]
+        until = f"{datetime.fromtimestamp(window.until, UTC):%Y-%m-%d %H:%M}"
+        rows.append([f"{window.first:,} to {window.last:,}", until, *taus, share(served.coverage_90)])
+    columns = ["answers", "until (UTC)", "tau as served", "predictor alone", "history", "in 90 %"]
+    return Table("Over time, in the order in which answers ended", columns, rows)
 
 
 def _group_table(kind: str, values: Mapping[str, Mapping[str, PredictionScores]]) -> Table:
@@ -71,12 +84,29 @@ def traffic_document(found: TrafficEvaluation, origin: Origin | None = None) -> 
         tables(found),
         found.to_dict(),
         on_traffic(found.scored, found.overall[SERVED], found.overall[HISTORY]),
-        lambda: [by_length(found), calibration(found), _by_day(found)],
+        lambda: [by_length(found), calibration(found), _over_time(found), _by_day(found)],
         origin,
     )
 
 
 _PANELS: Final = {"tau": "Kendall's tau", "log_error": "median |log(length / predicted)|", "coverage_90": "in 90 %"}
+
+
+def _over_time(found: TrafficEvaluation) -> Figure:
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": kind,
+            "x": [window.last for window in found.windows],
+            "y": [window.scores[kind].tau for window in found.windows],
+            "line": {"color": colour},
+        }
+        for kind, colour in ((SERVED, COLOURS[1]), (ALONE, COLOURS[0]), (HISTORY, BASELINE_COLOUR))
+    ]
+    layout = {"xaxis": axis("answers"), "yaxis": axis("Kendall's tau")}
+    caption = "Windows of equally many answers, in the order in which they ended."
+    return Figure("Tau while the gateway learns", caption, data, layout)
 
 
 def _by_day(found: TrafficEvaluation) -> Figure:

@@ -1,29 +1,27 @@
 """The verdict of a result: what every command says first, in the terminal and at the top of a page.
 
-All wording is here. A report chooses what is judged and gives it to one of these functions.
+A report chooses what is judged and gives it to one of these functions. What a policy brings over another is said by
+`simulator.gains`, for the gateway too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from lengthwise.reports.tables import multiple, number, seconds, share
+from lengthwise.reports.tables import number, seconds, share
+from lengthwise.simulator.gains import SAME_SHARE, Gain, Judgement, change
 
 if TYPE_CHECKING:  # most need an extra
     from lengthwise.client.load import LoadReport
     from lengthwise.intervals import Ratio
     from lengthwise.reports.runs import ReportedRun
     from lengthwise.simulator.metrics import LatencyLimits
-    from lengthwise.simulator.planning import CapacitySearch, SeededPlan
+    from lengthwise.simulator.planning import CapacitySearch, FleetCost, SeededPlan
     from lengthwise.traffic.scores import PredictionScores
 
-MIN_GAIN: Final = 0.03
-"""Share of the baseline's mean E2E. A smaller gain is not worth a change."""
-MAX_TAIL: Final = 1.10
-"""A p99 that is more than 10 % worse is a price that the verdict names."""
 ENOUGH: Final = 0.99
 """Share of requests within their limits at which an endpoint keeps up with a rate."""
 MAX_OFF: Final = 0.1
@@ -31,8 +29,6 @@ MAX_OFF: Final = 0.1
 MAX_OFF_DIRECTION: Final = 0.25
 """Error of a replayed mean E2E up to which ratios show a direction."""
 _BOUND: Final = "With TRUE LENGTHS, which no server has: "
-
-Judgement = Literal["noise", "worse", "too small", "gain", "gain, worse tail"]
 
 
 @dataclass(frozen=True)
@@ -57,22 +53,6 @@ class Verdict:
         return " ".join((self.headline, *self.details))
 
 
-def judge(mean: Ratio, p99: Ratio) -> Judgement:
-    """Return what a policy brings, by its mean and p99 of E2E over the baseline's."""
-    if not math.isnan(mean.low) and mean.low <= 1 <= mean.high:
-        return "noise"
-    if mean.ratio > 1:
-        return "worse"
-    if mean.ratio > 1 - MIN_GAIN:
-        return "too small"
-    return "gain, worse tail" if p99.ratio > MAX_TAIL else "gain"
-
-
-def price(mean: Ratio, p99: Ratio) -> float:
-    """Mean E2E over the baseline's; a p99 that is more than 10 % worse counts against it. The best has the least."""
-    return mean.ratio * (p99.ratio / MAX_TAIL if p99.ratio > MAX_TAIL else 1.0)
-
-
 def on_policies(runs: Sequence[ReportedRun]) -> Verdict:
     """Return the verdict on the best policy without true lengths; `runs` are those of one place and offered load.
 
@@ -92,38 +72,30 @@ def on_policies(runs: Sequence[ReportedRun]) -> Verdict:
     if not judged:
         mean = seconds(base.latency["e2e_s"]["mean"])
         return Verdict(f"Mean E2E of {base.in_words} is {mean}{where}; nothing is compared with it.")
-    best = min(judged, key=lambda run: price(run.ratio("e2e_mean"), run.ratio("e2e_p99")))
-    details = (_tail(best, base), _by_length(best, base))
-    return Verdict(f"{'' if able else _BOUND}{_gain(best, base, where)}", tuple(filter(None, details)))
+    gains = {id(run): run.gain_over(base) for run in judged}
+    best = min(judged, key=lambda run: gains[id(run)].price)
+    details = (gains[id(best)].figures(), _most_within(judged, best, base), _by_length(best, base))
+    sentence = gains[id(best)].sentence(base.name, where)
+    return Verdict(f"{'' if able else _BOUND}{sentence}", tuple(filter(None, details)))
 
 
-def _gain(best: ReportedRun, base: ReportedRun, where: str) -> str:
-    mean = best.ratio("e2e_mean")
-    ours = best.in_words
-    found = judge(mean, best.ratio("e2e_p99"))
-    sure = "" if math.isnan(mean.low) else f" (95 % interval {_change(mean.low)} to {_change(mean.high)})"
-    if found == "noise":
-        return (
-            f"No difference beyond noise{where}: mean E2E of {ours} is {mean.ratio:.2f} of that of {base.name}{sure}."
-        )
-    if found == "worse":
-        higher = f"{100 * (mean.ratio - 1):.0f} % higher"
-        return f"Nothing is better than {base.name}{where}: mean E2E of {ours} is {higher}{sure}."
-    small = ", too little to matter" if found == "too small" else ""
-    return f"{ours} lowers mean E2E by {100 * (1 - mean.ratio):.0f} % against {base.name}{where}{sure}{small}."
-
-
-def _change(ratio: float) -> str:
-    percent = round(100 * (ratio - 1))
-    return f"{percent:+d} %" if percent else "0 %"
-
-
-def _tail(best: ReportedRun, base: ReportedRun) -> str:
-    tail = best.ratio("e2e_p99").ratio
-    if math.isnan(tail):
+def _most_within(runs: Sequence[ReportedRun], best: ReportedRun, base: ReportedRun) -> str:
+    """Return which other policy has the most requests within the limits, and what it costs; nothing if it is `best`."""
+    known = [(run.within.share, run) for run in runs if run.within is not None]
+    if best.within is None or not known:
         return ""
-    price = "The price: " if tail > MAX_TAIL else ""
-    return f"{price}p99 E2E is {tail:.2f} times that of {base.name}."
+    most, run = max(known, key=lambda each: each[0])
+    if most <= best.within.share + SAME_SHARE:
+        return ""
+    gain = run.gain_over(base)
+    others = ", ".join(
+        f"{share(each)} under {name}"
+        for each, name in ((best.within.share, best.name), (best.within.base, base.name))
+        if name != best.name or each == best.within.share
+    )
+    times = f"{most / best.within.share:.1f} times as many" if best.within.share > 0 else "more"
+    end = f"; it {gain.costs}" if gain.costs else ""
+    return f"Most requests within {run.slo or 'the limits'}: {share(most)} under {run.name} ({others}), {times}{end}."
 
 
 def _by_length(best: ReportedRun, base: ReportedRun) -> str:
@@ -153,40 +125,35 @@ def replay_match(measured_s: float, replayed_s: float) -> str:
     return f"{mismatch}: the ratios below say little; give an engine of `lengthwise engine fit` with --engine"
 
 
-@dataclass(frozen=True)
-class MeasuredGain:
-    """A policy that was measured on an engine beside fcfs: its figures over those of fcfs."""
-
-    label: str
-    mean: Ratio
-    per_token: Ratio
-    p99: Ratio
-    blocks: int
+_ADVICE: Final[Mapping[Judgement, str]] = {
+    "gain": "Turn it on",
+    "gain, worse tail": "Turn it on only if the tail may grow",
+    "trade": "Turn it on only for what it gains",
+}
 
 
-def on_measured(arms: Sequence[MeasuredGain], kind: str) -> Verdict:
+def on_measured(arms: Sequence[Gain], kind: str, blocks: int) -> Verdict:
     """Return whether a policy is worth turning on; `arms` are those without true lengths, `kind` of episodes."""
     if not arms:
         return Verdict("Nothing to judge: only true lengths were measured.")
-    best = min(arms, key=lambda each: price(each.mean, each.p99))
-    advice = {"gain": "Turn it on", "gain, worse tail": "Turn it on only if the tail may grow"}
-    return Verdict(
-        f"{advice.get(judge(best.mean, best.p99), 'Not worth it here')}: {best.label} has {multiple(best.mean, 2)} "
-        f"times the mean E2E of fcfs, {multiple(best.per_token, 2)} times its latency per token and "
-        f"{multiple(best.p99, 2)} times its p99 E2E ({kind}, {best.blocks} blocks)."
-    )
+    best = min(arms, key=lambda each: each.price)
+    advice = _ADVICE.get(best.judgement, "Not worth it here")
+    return Verdict(f"{advice}: {best.sentence('fcfs', f' ({kind}, {blocks} blocks)')}", (best.figures(),))
 
 
 def on_change(changes: Sequence[tuple[str, Ratio]], first: str, second: str) -> Verdict:
-    """Return what has changed most beyond noise from one file to another: names of runs, and ratios of mean E2E."""
+    """Return what has changed most beyond noise from one file to another: names of runs' figures, and their ratios."""
     beyond = [(name, ratio) for name, ratio in changes if not (ratio.low < ratio.high and ratio.low <= 1 <= ratio.high)]
+    beyond = [each for each in beyond if not math.isnan(each[1].ratio)]
     if not beyond:
-        return Verdict(f"No difference of mean E2E beyond noise between {first} and {second}.")
+        return Verdict(f"No difference beyond noise between {first} and {second}.")
     name, most = max(beyond, key=lambda each: abs(math.log(each[1].ratio or 1.0)))
     if most.ratio == 1:
         return Verdict(f"{first} and {second} have the same latencies.")
-    change = f"{100 * abs(most.ratio - 1):.1f} % {'lower' if most.ratio < 1 else 'HIGHER'}"
-    return Verdict(f"Mean E2E of {name} is {change} in {second} than in {first}.")
+    higher = "lower" if most.ratio < 1 else "HIGHER"
+    size = f"{100 * abs(most.ratio - 1):.1f} % {higher}"
+    sure = "" if math.isnan(most.low) or most.low == most.high else f" (change {change(most)})"
+    return Verdict(f"{name[:1].upper()}{name[1:]} is {size} in {second} than in {first}{sure}.")
 
 
 def on_engines(search: CapacitySearch, plans: Sequence[SeededPlan], without_queue: float | None) -> Verdict:
@@ -194,7 +161,7 @@ def on_engines(search: CapacitySearch, plans: Sequence[SeededPlan], without_queu
     seeds = len(plans[0].seeds)
 
     def in_seeds(words: str) -> str:
-        return f" {words} {seeds} seeds" if seeds > 1 else ""
+        return f"{words} {seeds} seeds" if seeds > 1 else ""
 
     def lowest(plan: SeededPlan) -> float:
         found = plan.attained(plan.engines or search.most)
@@ -203,13 +170,14 @@ def on_engines(search: CapacitySearch, plans: Sequence[SeededPlan], without_queu
     met = [plan for plan in plans if plan.engines is not None]
     if not met:
         best = max(plans, key=lowest)
-        reached = f"{best.policy} reaches {share(lowest(best))}{in_seeds('at the lowest of')}"
+        reached = f"{best.policy} reaches {share(lowest(best))}{in_seeds(' at the lowest of')}"
         alone = () if without_queue is None else (f"Without any queue it would be {share(without_queue)}.",)
         return Verdict(f"{search.most} engines are not enough for {search.target}: {reached}.", alone)
     bound = _BOUND if any(plan.true_lengths for plan in plans) else ""
     best = min(met, key=lambda plan: (plan.engines or 0, not plan.is_baseline))
     base = next((plan for plan in plans if plan.is_baseline), None)
-    serve = f"{_verb(best.engines, 'serve')} {search.target}{in_seeds('in all')}"
+    wanted = f"{in_seeds(', the lowest of')} (target {100 * search.attainment:g} %)"
+    serve = f"{_verb(best.engines, 'serve')} {share(lowest(best))} of requests within {search.slo}{wanted}"
     need = f"{bound}{engine_count(best.engines)} under {best.policy} {serve}"
     if base is None or best is base:
         others = [plan.policy for plan in plans if plan is not best and plan.engines == best.engines]
@@ -219,6 +187,66 @@ def on_engines(search: CapacitySearch, plans: Sequence[SeededPlan], without_queu
         return Verdict(f"{need}; under fcfs {search.most} are not enough.")
     fewer = 100 * (1 - (best.engines or 0) / base.engines)
     return Verdict(f"{need}; fcfs needs {base.engines} ({fewer:.0f} % fewer engines).")
+
+
+def on_costs(options: Sequence[FleetCost], target: str) -> Verdict:
+    """Return the cheapest fleet and policy, and the cheapest of each other engine; `options` attain the target."""
+    if not options:
+        return Verdict(f"No fleet of these engines serves {target}.")
+    best = min(options, key=lambda each: each.per_hour)
+    others = sorted(
+        (
+            min((each for each in options if each.engine == name), key=lambda each: each.per_hour)
+            for name in {each.engine for each in options} - {best.engine}
+        ),
+        key=lambda each: each.per_hour,
+    )
+    bound = _BOUND if best.plan.true_lengths else ""
+    beside = f"; {', '.join(map(str, others))}" if others else ""
+    return Verdict(f"{bound}Cheapest for {target}: {best}{beside}.")
+
+
+def recommended(search: CapacitySearch, plans: Sequence[SeededPlan]) -> SeededPlan:
+    """Return the policy to use on a fixed fleet, one without true lengths if there is any.
+
+    Of those that attain the target, else of those with about the largest share, the one with the least latency; fcfs if
+    it is among them and the gain is not worth a change.
+    """
+    engines = search.most
+    able = [plan for plan in plans if not plan.true_lengths] or list(plans)
+    largest = max(_attained(plan, engines) for plan in able)
+    near = [plan for plan in able if plan.engines is not None]
+    near = near or [plan for plan in able if _attained(plan, engines) >= largest - SAME_SHARE]
+    base = next((plan for plan in plans if plan.is_baseline), None)
+    if base is None:
+        return min(near, key=lambda plan: plan.latency(engines, "e2e_s", "mean"))
+    gains = {id(plan): plan.gain_over(base, engines, search.slo) for plan in near}
+    best = min(near, key=lambda plan: gains[id(plan)].price)
+    return base if base in near and gains[id(best)].judgement in ("noise", "worse", "too small") else best
+
+
+def on_fleet(search: CapacitySearch, plans: Sequence[SeededPlan]) -> Verdict:
+    """Return which policy to use on a fixed fleet, and what it costs beside fcfs."""
+    engines, best = search.most, recommended(search, plans)
+    base = next((plan for plan in plans if plan.is_baseline and plan is not best), None)
+    bound = _BOUND if best.true_lengths else ""
+    met = f"{share(_attained(best, engines))} of requests are within {search.slo} on {engine_count(engines)}"
+    beside = "" if base is None else f", {share(_attained(base, engines))} under {base.policy}"
+    details = []
+    if base is not None:
+        gain = best.gain_over(base, engines, search.slo)
+        details.append(f"The price: it {gain.costs}." if gain.costs else "No latency is worse beyond noise.")
+        details.append(gain.figures())
+    if best.engines is None:
+        wanted = f"{100 * search.attainment:g} %"
+        details.append(f"No policy attains {wanted}: --engines {engines}..{2 * engines} looks for the engines that do.")
+    verb = "Keep" if best.is_baseline else "Use"
+    return Verdict(f"{bound}{verb} {best.policy}: {met}{beside}.", tuple(details))
+
+
+def _attained(plan: SeededPlan, engines: int) -> float:
+    found = plan.attained(engines)
+    return math.nan if found is None else found[0]
 
 
 def _verb(count: int | None, verb: str) -> str:

@@ -1,25 +1,130 @@
-"""Published routers by load and prefix: least outstanding, power of two, SMG, SGLang and Dynamo."""
+"""Published routers by load and prefix: least outstanding, power of two, SMG, SGLang and Dynamo.
+
+Each choice is one compiled pass over the engines.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.compiled import compiled, inlined
 from lengthwise.policies import Job, parameter
-from lengthwise.routers import ledger
 from lengthwise.routers.base import Choice, EngineNumbers
 from lengthwise.routers.tracking import LedgerRouter, PrefixRouter
 
+Floats = NDArray[np.float64]
+
 _MATCH_THRESHOLD: Final = 0.3  # SGLang's
+_RULES: Final = ("outstanding", "match", "held")  # of `cache_aware`
+
+# Columns of a ledger's `loads` and of a prefix index's `engines`, repeated because the cache of compiled code does not
+# notice changes of constants.
+LIVE, RUNNING, CLOCK, STARTS, BUSY_UNTIL, UNCACHED, FOREIGN = 1, 2, 5, 6, 7, 8, 13
+KV_USE, PREFILL_TOKEN_S, KV_TOKENS, BLOCK_TOKENS = 15, 16, 22, 23
+HELD = 2
 
 
-def least(numbers: EngineNumbers, **terms: NDArray[np.float64]) -> Choice:
-    """Return the number of the engine with the least sum of terms (ties: the first), and its terms."""
-    best = int(np.argmin(sum(terms.values())))
-    return int(numbers[best]), {name: float(term[best]) for name, term in terms.items()}
+@inlined
+def outstanding_on(loads: Floats, number: int) -> float:
+    """Return the requests sent and not finished, with those that others sent as far as scrapes report them."""
+    return float(loads[number, LIVE] + loads[number, FOREIGN])
+
+
+@inlined
+def cached_on(loads: Floats, number: int, depth: int, prompt: float) -> float:
+    """Return the prompt tokens that an engine has cached; the last token is always computed."""
+    return float(max(0.0, min(depth * loads[number, BLOCK_TOKENS], prompt - 1.0)))
+
+
+@compiled
+def fewest_outstanding(loads: Floats, numbers: EngineNumbers) -> tuple[int, float]:
+    """Return the engine with the fewest outstanding requests (ties: the first), and how many."""
+    best, fewest = numbers[0], math.inf
+    for number in numbers:
+        outstanding = outstanding_on(loads, number)
+        if outstanding < fewest:
+            best, fewest = number, outstanding
+    return int(best), fewest
+
+
+@compiled
+def least_loaded(loads: Floats, numbers: EngineNumbers, prompt: float, pressure: float) -> tuple[int, float, float]:
+    """Return the engine of the least cost of `least_load` (ties: the first) and its two terms."""
+    best, best_queue, best_memory = numbers[0], math.inf, 0.0
+    for number in numbers:
+        answers = loads[number, RUNNING] * loads[number, CLOCK] - loads[number, STARTS]
+        tokens = loads[number, UNCACHED] + answers  # this router enters nothing as cached
+        queue = (tokens + prompt) * loads[number, PREFILL_TOKEN_S]
+        use = loads[number, KV_USE]
+        if math.isnan(use):
+            use = tokens / loads[number, KV_TOKENS]
+        use = min(use, 0.99)
+        memory = pressure * use / (1.0 - use)
+        if queue + memory < best_queue + best_memory:
+            best, best_queue, best_memory = number, queue, memory
+    return int(best), best_queue, best_memory
+
+
+@compiled
+def by_cache(
+    loads: Floats,
+    index: NDArray[np.int64],
+    depths: NDArray[np.int64],
+    numbers: EngineNumbers,
+    prompt: float,
+    absolute: float,
+    relative: float,
+) -> tuple[int, int, float]:
+    """Return the engine that `cache_aware` chooses, the rule that decided, and its value for that engine."""
+    fewest, most = math.inf, 0.0
+    matching, match, matching_outstanding = numbers[0], -1.0, 0.0
+    emptiest, held, emptiest_outstanding = numbers[0], np.int64(-1), 0.0
+    shortest = numbers[0]
+    for number in numbers:
+        outstanding = outstanding_on(loads, number)
+        most = max(most, outstanding)
+        if outstanding < fewest:
+            shortest, fewest = number, outstanding
+        here = cached_on(loads, number, depths[number], prompt) / max(1.0, prompt)
+        if here > match or (here == match and outstanding < matching_outstanding):
+            matching, match, matching_outstanding = number, here, outstanding
+        blocks = index[number, HELD]
+        if held < 0 or blocks < held or (blocks == held and outstanding < emptiest_outstanding):
+            emptiest, held, emptiest_outstanding = number, blocks, outstanding
+    if most - fewest > absolute and most > relative * fewest:
+        return int(shortest), 0, fewest
+    if match > _MATCH_THRESHOLD:
+        return int(matching), 1, match
+    return int(emptiest), 2, float(held)
+
+
+@compiled
+def fewest_blocks(
+    loads: Floats,
+    depths: NDArray[np.int64],
+    numbers: EngineNumbers,
+    now: float,
+    prompt: float,
+    prefill_weight: float,
+    active_weight: float,
+) -> tuple[int, float, float, float]:
+    """Return the engine of the least cost of `dynamo` (ties: the first) and its three terms."""
+    best, best_prefill, best_decode, best_active = numbers[0], math.inf, 0.0, 0.0
+    for number in numbers:
+        size = loads[number, BLOCK_TOKENS]
+        queued = max(0.0, loads[number, BUSY_UNTIL] - now) / max(1e-12, loads[number, PREFILL_TOKEN_S])
+        new = prompt - cached_on(loads, number, depths[number], prompt)
+        prefill = prefill_weight * max(0.0, queued + new) / size
+        decode = (loads[number, UNCACHED] + new) / size
+        active = active_weight * loads[number, LIVE]
+        if prefill + decode + active < best_prefill + best_decode + best_active:
+            best, best_prefill, best_decode, best_active = number, prefill, decode, active
+    return int(best), best_prefill, best_decode, best_active
 
 
 class LeastOutstanding(LedgerRouter):
@@ -34,7 +139,8 @@ class LeastOutstanding(LedgerRouter):
 
     def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return the minimum."""
-        return least(numbers, outstanding=self.outstanding(numbers))
+        number, outstanding = fewest_outstanding(self.ledger.loads, numbers)
+        return number, {"outstanding": outstanding}
 
 
 @dataclass(eq=False)
@@ -57,8 +163,10 @@ class PowerOfTwo(LedgerRouter):
         """Draw two, return the one with fewer outstanding requests."""
         first = int(self._rng.integers(len(numbers)))
         second = (first + 1 + int(self._rng.integers(len(numbers) - 1))) % len(numbers) if len(numbers) > 1 else first
-        drawn = numbers[[first, second]]
-        return least(drawn, outstanding=self.outstanding(drawn))
+        loads, drawn = self.ledger.loads, (numbers.item(first), numbers.item(second))
+        outstanding = [loads.item(number, LIVE) + loads.item(number, FOREIGN) for number in drawn]
+        best = int(outstanding[1] < outstanding[0])
+        return drawn[best], {"outstanding": outstanding[best]}
 
 
 @dataclass(eq=False)
@@ -78,15 +186,9 @@ class LeastLoad(LedgerRouter):
 
     def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return the minimum."""
-        answers = self.column(ledger.RUNNING, numbers) * self.column(ledger.CLOCK, numbers) - self.column(
-            ledger.STARTS, numbers
-        )
-        tokens = self.column(ledger.UNCACHED, numbers) + answers  # this router enters nothing as cached
-        queue = (tokens + job.prompt_tokens) * self.column(ledger.PREFILL_TOKEN_S, numbers)
-        scraped = self.column(ledger.KV_USE, numbers)
-        use = np.minimum(np.where(np.isnan(scraped), tokens / self.column(ledger.KV_TOKENS, numbers), scraped), 0.99)
-        memory = self.pressure * use / (1.0 - use)
-        return least(numbers, queue=queue, memory=memory)
+        loads, prompt = self.ledger.loads, float(job.prompt_tokens)
+        number, queue, memory = least_loaded(loads, numbers, prompt, float(self.pressure))
+        return number, {"queue": queue, "memory": memory}
 
 
 @dataclass(eq=False)
@@ -106,17 +208,16 @@ class CacheAware(PrefixRouter):
 
     def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Choose by queue, by match or by cache size, in SGLang's order."""
-        outstanding = self.outstanding(numbers)
-        most, fewest = outstanding.max(), outstanding.min()
-        if most - fewest > self.absolute and most > self.relative * fewest:
-            return least(numbers, outstanding=outstanding)
-        match = self.cached_tokens(job, numbers) / max(1, job.prompt_tokens)
-        if match.max() > _MATCH_THRESHOLD:
-            best = int(np.lexsort((outstanding, -match))[0])
-            return int(numbers[best]), {"match": float(match[best])}
-        held = self.index.held[numbers]
-        best = int(np.lexsort((outstanding, held))[0])
-        return int(numbers[best]), {"held": float(held[best])}
+        number, rule, value = by_cache(
+            self.ledger.loads,
+            self.index.engines,
+            self.depths,
+            numbers,
+            float(job.prompt_tokens),
+            float(self.absolute),
+            float(self.relative),
+        )
+        return number, {_RULES[rule]: value}
 
 
 @dataclass(eq=False)
@@ -137,11 +238,13 @@ class Dynamo(PrefixRouter):
 
     def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return the minimum."""
-        size = self.column(ledger.BLOCK_TOKENS, numbers)
-        backlog_s = np.maximum(0.0, self.column(ledger.BUSY_UNTIL, numbers) - now)
-        active = backlog_s / np.maximum(1e-12, self.column(ledger.PREFILL_TOKEN_S, numbers))
-        new = job.prompt_tokens - self.cached_tokens(job, numbers)
-        prefill = self.prefill * np.maximum(0.0, active + new) / size
-        decode = (self.column(ledger.UNCACHED, numbers) + new) / size
-        outstanding = self.active * self.column(ledger.LIVE, numbers)
-        return least(numbers, prefill=prefill, decode=decode, active=outstanding)
+        number, prefill, decode, active = fewest_blocks(
+            self.ledger.loads,
+            self.depths,
+            numbers,
+            float(now),
+            float(job.prompt_tokens),
+            float(self.prefill),
+            float(self.active),
+        )
+        return number, {"prefill": prefill, "decode": decode, "active": active}

@@ -274,6 +274,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._capacity: list[int] = []
+        self.used = False  # whether it ever had a block; until then it needs no memory for blocks and no search
         self._live = np.zeros(0, np.uint64)
         self._depths = np.zeros(0, np.int64)
         self._tables = _empty_tables(_INITIAL_BLOCKS, 0)
@@ -296,12 +297,17 @@ class PrefixIndex:
 
     def leading(self, blocks: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return how many leading blocks of a prompt each engine has, by its number. Valid until the next call."""
+        if not self.used:
+            return self._depths
         tables = self._tables
         leading(tables.hashes, tables.bits, blocks, self._live, self._depths)
         return self._depths
 
     def touch(self, number: int, blocks: NDArray[np.uint64], reserved: int = 0) -> None:
         """Mark a prompt as used on an engine, where `reserved` blocks of memory hold answers, which have no hash."""
+        if len(blocks) and not self.used:
+            self.used = True
+            self._reserve()
         touch(number, blocks, max(0, self._capacity[number] - reserved), *self._tables)
 
     @property
@@ -320,7 +326,7 @@ class PrefixIndex:
 
     def _reserve(self) -> None:
         """Allocate memory for all engines, doubling it so that a growing fleet does not copy everything each time."""
-        old, engines, wanted = self._tables, len(self._capacity), sum(self._capacity)
+        old, engines, wanted = self._tables, len(self._capacity), sum(self._capacity) if self.used else 0
         words = -(-engines // _WORD)
         if wanted > len(old.nodes) or words > old.bits.shape[1]:
             size = len(old.nodes) if wanted <= len(old.nodes) else max(wanted, 2 * len(old.nodes))

@@ -16,12 +16,11 @@ from lengthwise.routers.base import (
     Decision,
     EngineId,
     EngineInfo,
-    EngineNumbers,
     Event,
     Finished,
     Scraped,
 )
-from lengthwise.routers.ledger import BLOCK_TOKENS, FOREIGN, LIVE, PRIVATE, UNCACHED, Ledger
+from lengthwise.routers.ledger import BLOCK_TOKENS, PRIVATE, UNCACHED, Ledger
 from lengthwise.routers.prefix_index import NO_BLOCKS, PrefixIndex, as_blocks
 
 _SILENCE_CHECK_INTERVAL: Final = 64  # choices
@@ -82,14 +81,6 @@ class LedgerRouter(BaseRouter):
         """Remove a finished job."""
         self.ledger.finished(event.job, number, event.now)
 
-    def column(self, column: int, numbers: EngineNumbers) -> NDArray[np.float64]:
-        """Return one column of the ledger for these engines."""
-        return np.asarray(self.ledger.loads[numbers, column])
-
-    def outstanding(self, numbers: EngineNumbers) -> NDArray[np.float64]:
-        """Return the requests sent and not finished, with those that others sent as far as scrapes report them."""
-        return self.column(LIVE, numbers) + self.column(FOREIGN, numbers)
-
 
 class PrefixRouter(LedgerRouter):
     """A router that also knows, when it picks, how much of the prompt each engine has cached."""
@@ -125,14 +116,9 @@ class PrefixRouter(LedgerRouter):
         self.blocks = as_blocks(job.blocks)
         self.depths = self.index.leading(self.blocks)
 
-    def cached_tokens(self, job: Job, numbers: EngineNumbers) -> NDArray[np.float64]:
-        """Return the prompt tokens that each of these engines has cached; the last token is always computed."""
-        cached = self.depths[numbers] * self.column(BLOCK_TOKENS, numbers)
-        return np.asarray(np.maximum(0.0, np.minimum(cached, job.prompt_tokens - 1.0)))
-
     def send(self, job: Job, number: int, now: float) -> None:
         """Enter the job in the ledger and its prompt in the index."""
-        cached = float(self.depths[number] * self.ledger.loads[number, BLOCK_TOKENS])
+        cached = self.depths.item(number) * self.ledger.loads.item(number, BLOCK_TOKENS)
         self.ledger.sent(job, number, now, max(0.0, min(cached, job.prompt_tokens - 1.0)), self.blocks)
         self._touch(number, self.blocks)
 
@@ -143,6 +129,8 @@ class PrefixRouter(LedgerRouter):
             self._touch(number, blocks)
 
     def _touch(self, number: int, blocks: NDArray[np.uint64]) -> None:
+        if not len(blocks) and not self.index.used:
+            return
         load = self.ledger.loads[number].item
         answers = 0.5 * (load(PRIVATE) - load(UNCACHED))  # half of each answer, on average
         self.index.touch(number, blocks, int(answers / load(BLOCK_TOKENS)))

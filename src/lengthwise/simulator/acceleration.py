@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 from lengthwise.policies import Policy
-from lengthwise.simulator.engine import Engine, SimulatedEngine
-from lengthwise.simulator.fleet import EngineSpec
+from lengthwise.simulator.engine import FleetEngines, ReadableGroup
+from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.traffic import Traffic
+from lengthwise.version import install_line
 
 NOT_ACCELERATED: Final = (
     "numba is not installed: simulating with the readable engine, which is some hundred times slower "
-    "(pip install 'lengthwise[sim]')"
+    f"({install_line('sim')})"
 )
 
 
-MakeEngine = Callable[[EngineSpec], SimulatedEngine]
+def engine_group(
+    fleet: Fleet, policy: Policy, traffic: Traffic, *, decision_s: float = 0.0, accelerate: bool
+) -> FleetEngines[Any]:
+    """Return the engines of a fleet for one simulation, none of them started: compiled or readable ones.
 
-
-def engine_factory(policy: Policy, traffic: Traffic, *, decision_s: float = 0.0, accelerate: bool) -> MakeEngine:
-    """Return a function that makes empty engines for one simulation, compiled or readable.
-
-    Engines with `joint` admission are readable ones.
+    `joint` admission, on any of them, is that of readable engines.
     """
+    if not accelerate or any(spec.admission == "joint" for spec in fleet.engines):
+        return ReadableGroup(fleet, policy, traffic, decision_s=decision_s)
+    from lengthwise.simulator.kernel.host import CompiledGroup  # loads Numba
 
-    def readable(spec: EngineSpec) -> SimulatedEngine:
-        return Engine(spec, policy, traffic, decision_s=decision_s)
-
-    if not accelerate:
-        return readable
-    from lengthwise.simulator.kernel.host import CompiledEngine, PolicyKeys  # loads Numba
-
-    keys = PolicyKeys(policy, traffic.jobs)
-
-    def compiled(spec: EngineSpec) -> SimulatedEngine:
-        if spec.admission == "joint":
-            return readable(spec)
-        return CompiledEngine(spec, keys, traffic, decision_s=decision_s)
-
-    return compiled
+    return CompiledGroup(fleet, policy, traffic, decision_s=decision_s)
 
 
 @cache

@@ -70,6 +70,9 @@ def simulate(
     accelerate = accelerated() if accelerate is None else accelerate
     report = on_progress or (lambda _share: None)
     if pools is not None:
+        if workload.has_think_times:
+            hint = "let every engine do both, or leave out think_s"
+            raise InputError("think times with pools of engines", source=workload.name, field="think_s", hint=hint)
         pools.check(fleet, fleet_events=fleet_events, explain=explain, prediction_delay_s=prediction_delay_s)
         predictions = as_predictions(workload, fleet, predictor)
         decoded = predictions if refresh is None else as_predictions(workload, fleet, refresh)
@@ -212,11 +215,15 @@ class Capacity:
 
 
 def measure_capacity(
-    workload: Workload, fleet: Fleet, *, on_progress: Callable[[float], None] | None = None
+    workload: Workload,
+    fleet: Fleet,
+    *,
+    on_progress: Callable[[float], None] | None = None,
+    accelerate: bool | None = None,
 ) -> Capacity:
-    """Simulate the same requests as one backlog and measure the rate."""
-    backlog = workload.replace(arrival_s=np.zeros(len(workload)))
-    outcome = simulate(backlog, fleet, "fcfs", predictor="oracle", on_progress=on_progress)
+    """Simulate the same requests as one backlog and measure the rate; `accelerate` as in `simulate`."""
+    backlog = workload.replace(arrival_s=np.zeros(len(workload)), think_s=None)
+    outcome = simulate(backlog, fleet, "fcfs", predictor="oracle", on_progress=on_progress, accelerate=accelerate)
     rates = [_rate(outcome, number, spec.max_num_seqs) for number, spec in enumerate(fleet.engines)]
     steady = not any(math.isnan(rate) for rate in rates)
     rate = sum(rates) if steady else outcome.summary.requests_per_s

@@ -19,7 +19,7 @@ from lengthwise.lengths import Point
 from lengthwise.policies import Job, Policy
 from lengthwise.routers import Decision, EngineId, Router, make_router
 from lengthwise.routers.base import RoundRobin
-from lengthwise.simulator.acceleration import engine_factory
+from lengthwise.simulator.acceleration import engine_group
 from lengthwise.simulator.engine import SimulatedEngine
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.fleet_run import FleetRun, Progress, admission_quantile, check_any_fits, serve_fleet
@@ -179,8 +179,7 @@ def serve_pools(
     traffic = Traffic.of(workload, predictions[1], quantile=admission_quantile(after), generated=1)
     decoding = _DecodeRun(
         FleetRouter(pools.decode_router or router, after, workload, transfer_token_s=token_s),
-        after,
-        engine_factory(policy, traffic, decision_s=decision_s, accelerate=accelerate),
+        engine_group(after, policy, traffic, decision_s=decision_s, accelerate=accelerate),
         traffic,
         routing_s=routing_s,
     )
@@ -220,7 +219,10 @@ class _DecodeRun(FleetRun):
         """Decode the requests with more than one output token, in the order of their prefill, and join both pools."""
         requests, workload = self._traffic.requests, self._traffic.workload
         self._transfers, self._sources = transfers, first.engine
-        self._fits = [spec.can_hold(workload.input_tokens, workload.output_tokens) for spec in self._fleet.engines]
+        lengths = workload.input_tokens, workload.output_tokens
+        by_spec = {spec: spec.can_hold(*lengths) for spec in set(self._group.fleet.engines)}
+        self._fits = np.array([by_spec[spec] for spec in self._group.fleet.engines])
+        self._fits_all = np.all(self._fits, axis=0)
         more = np.flatnonzero((workload.output_tokens > 1) & ~np.isnan(first.finished_s))
         rows = more[np.argsort(first.finished_s[more], kind="stable")]
         engines = self.serve(zip(rows.tolist(), first.finished_s[rows].tolist(), strict=True), report)
@@ -242,10 +244,10 @@ class _DecodeRun(FleetRun):
         )
 
     def _candidates(self, row: int) -> list[int] | None:
-        fitting = [number for number, fits in enumerate(self._fits) if fits[row]]
-        return None if len(fitting) == len(self._fleet) else fitting
+        return None if self._fits_all[row] else np.flatnonzero(self._fits[:, row]).tolist()
 
-    def _reaches_at(self, row: int, number: int, engine: SimulatedEngine) -> float:
+    def _reaches_at(self, row: int, number: int, engine: SimulatedEngine, now: float) -> float:
+        engine.advance(now)
         request, cached = self._traffic.requests[row], engine.cached_tokens(row)
         prompt = int(request["prompt"])
         request["transferred_kv_tokens"], request["missing_kv_tokens"] = prompt, cached

@@ -8,15 +8,18 @@ definition. `simulator.kernel` is the same engine compiled with Numba, and the t
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.errors import InputError
 from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.admission import (
     JointAdmission,
@@ -29,7 +32,7 @@ from lengthwise.policies.admission import (
 from lengthwise.policies.base import last_of_largest
 from lengthwise.policies.queue import PolicyQueue, TokenRate
 from lengthwise.simulator.costs import chunk_cost, step_s
-from lengthwise.simulator.fleet import EngineSpec
+from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.outcome import MAX_SAMPLES, SAMPLE, SAMPLE_EVERY_S, EngineOutcome, Timeline
 from lengthwise.simulator.traffic import Traffic, block_ratio
 
@@ -41,11 +44,7 @@ class SimulatedEngine(Protocol):
     def settled(self) -> int:
         """Number of requests that are finished or refused."""
 
-    @property
-    def idle(self) -> bool:
-        """Whether no request is left and every event has been reported by `happened`."""
-
-    def submit(self, rows: NDArray[np.integer]) -> None:
+    def submit(self, rows: Sequence[int] | NDArray[np.integer]) -> None:
         """Send requests, in order of arrival; none arrives before one that was sent earlier."""
 
     def advance(self, until: float = ..., *, settle: int | None = ...) -> bool:
@@ -57,17 +56,70 @@ class SimulatedEngine(Protocol):
     def cached_tokens(self, row: int) -> int:
         """Tokens of a request's prompt that are in the prefix cache now."""
 
-    def happened(self, until: float) -> list[tuple[int, bool]]:
-        """Return new events up to a time: (row, False) for an admission, (row, True) for a finish.
-
-        A step that begins before `until` may end after it; what finishes in it is reported by the next call.
-        """
-
     def unfinished(self, by: float) -> NDArray[np.int64]:
         """Rows sent here that have not finished by a time; refused ones are left out."""
 
     def outcome(self) -> EngineOutcome:
         """Return what this engine has done so far."""
+
+
+AnyEngine = TypeVar("AnyEngine", bound=SimulatedEngine)
+
+
+class EngineEvent(NamedTuple):
+    """An engine admits a request, or finishes it; then the last two are known."""
+
+    engine: int
+    row: int
+    finished: bool
+    at_s: float
+    generated: int
+    ttft_s: float
+
+
+class FleetEngines(ABC, Generic[AnyEngine]):
+    """The engines of a fleet by their numbers: the readable ones below or the compiled `kernel.host.CompiledGroup`.
+
+    `next_event_s` has for each engine a time before which it admits and finishes nothing, unless one more request is
+    sent to it. Until then it is not asked what happened, and stays behind in time.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.engines: list[AnyEngine | None] = [None] * len(fleet)
+        self.next_event_s: NDArray[np.float64] = np.full(len(fleet), np.inf)
+        self.fleet = fleet
+
+    @abstractmethod
+    def make(self, spec: EngineSpec) -> AnyEngine:
+        """Return an empty engine."""
+
+    @abstractmethod
+    def happened(self, until: float, only: int | None = None) -> Sequence[EngineEvent]:
+        """Return new events up to a time, in the order of the fleet.
+
+        Engines that may have any run every step that begins before `until`. Such a step may end after it; what finishes
+        in it is returned by a later call. `only`: of one engine, which runs in any case.
+        """
+
+    def start(self, number: int) -> AnyEngine:
+        """Start an engine that is not running, and return it, empty."""
+        self.engines[number] = engine = self.make(self.fleet.engines[number])
+        return engine
+
+    def released(self, row: int) -> None:
+        """Note that the arrival of a request has become known; it has not been sent to an engine."""
+
+    def stop(self, number: int) -> None:
+        """Remove an engine and its requests."""
+        self.engines[number], self.next_event_s[number] = None, math.inf
+
+    def submit(self, number: int, row: int, arrival_s: float) -> None:
+        """Send a request to a running engine."""
+        engine = self.engines[number]
+        assert engine is not None  # noqa: S101  # the caller has looked
+        engine.submit((row,))
+        if arrival_s < self.next_event_s[number]:
+            self.next_event_s[number] = arrival_s
 
 
 Identity = tuple[object, ...]
@@ -187,9 +239,19 @@ class Request:
         return self.job.prompt_tokens + self.job.generated
 
 
-def _raise(error: Exception) -> None:
-    """Raise the error of a policy: a simulation must not go on under another one."""
-    raise error
+@contextmanager
+def policy_calls(policy: Policy) -> Iterator[None]:
+    """Call the policy inside: what it raises becomes an InputError. A simulation does not go on under another one."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{type(error).__name__}: {error}",
+            source=f"policy '{policy.name}'",
+            hint="a policy raises nothing, and its keys are numbers",
+        ) from error
 
 
 class Engine:
@@ -200,10 +262,12 @@ class Engine:
 
     def __init__(self, spec: EngineSpec, policy: Policy, traffic: Traffic, *, decision_s: float = 0.0) -> None:
         self.spec, self.policy, self.traffic, self.decision_s = spec, policy, traffic, decision_s
+        with policy_calls(policy):
+            has_rounds = policy.rounds() is not None
         self.now = 0.0
         self.pool = BlockPool(spec.kv_blocks, caching=spec.prefix_caching)
         self._joint = JointAdmission(spec.kv_blocks * spec.block_size, spec.block_size, spec.chosen_quantile)
-        self.queue = PolicyQueue(policy, spec.max_num_seqs, on_failure=_raise)
+        self.queue = PolicyQueue(policy, spec.max_num_seqs, on_failure=self._policy_failed)
         self.running: list[Request] = []
         self.settled = 0
         parameters = spec.cost.parameters()
@@ -213,7 +277,7 @@ class Engine:
         self._reports_cached = (
             spec.prefix_caching
             and traffic.workload.has_blocks
-            and (policy.rekey in ("on_progress", "on_time") or policy.rounds() is not None)
+            and (policy.rekey in ("on_progress", "on_time") or has_rounds)
         )
         self._arriving: deque[Request] = deque()
         self._unpredicted: deque[Request] = deque()
@@ -230,9 +294,13 @@ class Engine:
         self._samples = np.zeros(MAX_SAMPLES, SAMPLE)
         self._n_samples, self._sample_at, self._sample_every = 0, 0.0, SAMPLE_EVERY_S
 
-    def submit(self, rows: NDArray[np.integer]) -> None:
+    def _policy_failed(self, error: Exception) -> None:
+        with policy_calls(self.policy):
+            raise error
+
+    def submit(self, rows: Sequence[int] | NDArray[np.integer]) -> None:
         """Send requests, in order of arrival; none arrives before one that was sent earlier."""
-        for row in rows.tolist():
+        for row in map(int, rows):
             record = self.traffic.requests[row]
             job = self.traffic.job(row)
             job.preemptions = int(record["preemptions"])
@@ -335,7 +403,8 @@ class Engine:
             interval = self.policy.preempt_check_interval
             if head is self._no_victim_for and (interval == 0 or self._steps_since_check < interval):
                 break
-            victim = self.policy.find_victim(self._columns(), JobColumns.of([head.job]), self.now)
+            with policy_calls(self.policy):
+                victim = self.policy.find_victim(self._columns(), JobColumns.of([head.job]), self.now)
             if victim is None:
                 self._no_victim_for, self._steps_since_check = head, 0
                 break
@@ -358,7 +427,8 @@ class Engine:
                     index += 1
                     break
                 else:
-                    scores = self.policy.eviction_scores(self._columns(), self.now)
+                    with policy_calls(self.policy):
+                        scores = self.policy.eviction_scores(self._columns(), self.now)
                     victim = self.running[last_of_largest(scores)]
                 index -= self.running.index(victim) < index
                 budget += victim.scheduled
@@ -557,9 +627,13 @@ class Engine:
     # -- what it reports
 
     @property
-    def idle(self) -> bool:
-        """Whether no request is left and every event has been reported by `happened`."""
-        return self.settled == len(self._rows) and self._reported == len(self._events)
+    def next_event_s(self) -> float:
+        """A time before which nothing is admitted or finished: a finish to be reported, or the begin of a step."""
+        if self._reported < len(self._events):
+            return float(self.traffic.requests["finish"][-1 - self._events[self._reported]])
+        if self.running or self._waiting:
+            return self.now
+        return max(self.now, self._arriving[0].arrival) if self._arriving else math.inf
 
     def cached_tokens(self, row: int) -> int:
         """Tokens of a request's prompt that are in the prefix cache now."""
@@ -606,3 +680,31 @@ class Engine:
         self._samples[self._n_samples] = (self.now, len(self._waiting), len(self.running), self.pool.used)
         self._n_samples += 1
         self._sample_at = self.now + self._sample_every
+
+
+class ReadableGroup(FleetEngines[Engine]):
+    """Readable engines; one is asked what happened as soon as its next step begins."""
+
+    def __init__(self, fleet: Fleet, policy: Policy, traffic: Traffic, *, decision_s: float = 0.0) -> None:
+        super().__init__(fleet)
+        self._policy, self._traffic, self._decision_s = policy, traffic, decision_s
+
+    def make(self, spec: EngineSpec) -> Engine:
+        """Return an empty engine."""
+        return Engine(spec, self._policy, self._traffic, decision_s=self._decision_s)
+
+    def happened(self, until: float, only: int | None = None) -> list[EngineEvent]:
+        """Return new events up to a time, in the order of the fleet; `only`: of one engine."""
+        numbers = np.flatnonzero(self.next_event_s <= until).tolist() if only is None else [only]
+        return [event for number in numbers for event in self._happened_on(number, until)]
+
+    def _happened_on(self, number: int, until: float) -> Iterator[EngineEvent]:
+        engine = self.engines[number]
+        assert engine is not None  # noqa: S101  # an engine that is not running has no next event
+        engine.advance(until)
+        for row, finished in engine.happened(until):
+            request = self._traffic.requests[row]
+            at_s = float(request["finish"] if finished else request["started"])
+            ttft_s = float(request["first_token"] - request["arrival"])
+            yield EngineEvent(number, row, finished, at_s, int(request["generated"]), ttft_s)
+        self.next_event_s[number] = engine.next_event_s

@@ -32,7 +32,7 @@ class EngineSpec:
     `kv_tokens` is what requests may use (vLLM's num_gpu_blocks, less the null block, times block_size).
     Without `chunked_prefill` a prompt that does not fit into what a step has left of its token budget waits.
     `admission` other than `prompt` predicts lengths, or what all take together (`joint`), at `admission_quantile`;
-    without one at that of every host, 0.995 for `joint` and 0.9 for a length.
+    without one at that of every host, 0.8 for `joint` and 0.9 for a length.
     `kv_bytes_per_token` is sent per token where prefill and decode run on different engines; None where it is unknown.
     """
 
@@ -152,6 +152,7 @@ GPUS: Final[Mapping[str, Gpu]] = {
 }
 LLMS: Final[Mapping[str, Llm]] = {
     "llama-3-8b": Llm(8_030_261_248, 2 * 128_256 * 4096, 32, 32, 8),
+    "llama-3.1-8b": Llm(8_030_261_248, 2 * 128_256 * 4096, 32, 32, 8),  # the same shape
     "llama-3-70b": Llm(70_553_706_496, 2 * 128_256 * 8192, 80, 64, 8),
     "mistral-7b": Llm(7_241_732_096, 2 * 32_000 * 4096, 32, 32, 8, max_model_len=32_768),
     "qwen2.5-7b": Llm(7_615_616_512, 2 * 152_064 * 3584, 28, 28, 4),
@@ -241,8 +242,11 @@ def _on(name: str, llm: Llm, gpu: Gpu, cost: CostModel) -> EngineSpec:
     )
 
 
+_SAME_SHAPE: Final = {f"llama-3.1-8b@{gpu}": _FITTED[f"llama-3-8b@{gpu}"] for gpu in ("a100", "h100")}
+
 ENGINES: Final[Mapping[str, EngineSpec]] = {
-    name: _on(name, LLMS[name.partition("@")[0]], GPUS[name.partition("@")[2]], cost) for name, cost in _FITTED.items()
+    name: _on(name, LLMS[name.partition("@")[0]], GPUS[name.partition("@")[2]], cost)
+    for name, cost in {**_FITTED, **_SAME_SHAPE}.items()
 }
 """Engines with fitted step times, MODEL@GPU."""
 

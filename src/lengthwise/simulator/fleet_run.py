@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -14,8 +17,8 @@ from lengthwise.errors import InputError
 from lengthwise.policies import Policy
 from lengthwise.routers import Router, make_router
 from lengthwise.routers.base import RoundRobin
-from lengthwise.simulator.acceleration import MakeEngine, engine_factory
-from lengthwise.simulator.engine import SimulatedEngine
+from lengthwise.simulator.acceleration import engine_group
+from lengthwise.simulator.engine import EngineEvent, FleetEngines, SimulatedEngine
 from lengthwise.simulator.fleet import Fleet, FleetEvent, initially_absent
 from lengthwise.simulator.outcome import EngineOutcome, Outcome, RoutingTrace
 from lengthwise.simulator.predictions import RequestPredictions
@@ -47,40 +50,43 @@ def serve_fleet(
     traffic = Traffic.of(
         workload, predictions, prediction_delay_s=prediction_delay_s, quantile=admission_quantile(fleet)
     )
-    make = engine_factory(policy, traffic, decision_s=decision_s, accelerate=accelerate)
+    group = engine_group(fleet, policy, traffic, decision_s=decision_s, accelerate=accelerate)
     routed = FleetRouter(router, fleet, workload, explain=explain)
     used = uses_predictions(policy, router, fleet)
     known: dict[str, Any] = {"predictor": predictions.predictor if used else None, "accelerated": accelerate}
-    if isinstance(routed.router, RoundRobin) and not events:
+    if isinstance(routed.router, RoundRobin) and not events and not workload.has_think_times:
         if routing_s:
             traffic.requests["arrival"] = decision_times(workload.arrival_s, routing_s)
-        chosen, engines = _serve_in_turn(routed.router, fleet, make, traffic, report)
+        chosen, engines = _serve_in_turn(routed.router, group, traffic, report)
         return Outcome.of(workload, policy.name, traffic.requests, chosen, engines, **known)
-    run = FleetRun(routed, fleet, make, traffic, events=events, routing_s=routing_s)
+    run = FleetRun(routed, group, traffic, events=events, routing_s=routing_s)
     engines = run.serve(enumerate(workload.arrival_s.tolist()), report)
     if routed.costs is not None:
         known["trace"] = RoutingTrace.of(routed.costs, len(workload))
     known["resubmissions"] = run.resubmissions
-    return Outcome.of(workload, policy.name, traffic.requests, run.chosen, engines, **known)
+    return Outcome.of(
+        workload, policy.name, traffic.requests, run.chosen, engines, arrival_s=traffic.arrival_s, **known
+    )
 
 
 def _serve_in_turn(
-    router: RoundRobin, fleet: Fleet, make_engine: MakeEngine, traffic: Traffic, report: Progress
+    router: RoundRobin, group: FleetEngines[Any], traffic: Traffic, report: Progress
 ) -> tuple[NDArray[np.int64], list[EngineOutcome]]:
     """Assign all requests, then simulate one engine after the other: no choice depends on what engines do."""
     n = len(traffic.requests)
     chosen = np.array(router.assign(n), np.int64)
     order = np.argsort(chosen, kind="stable")
-    ends = np.searchsorted(chosen[order], np.arange(len(fleet)), side="right")
+    ends = np.searchsorted(chosen[order], np.arange(len(group.engines)), side="right")
     outcomes, settled = [], 0
-    for number, spec in enumerate(fleet.engines):
-        engine = make_engine(spec)
+    for number in range(len(group.engines)):
+        engine = group.start(number)
         engine.submit(order[ends[number - 1] if number else 0 : ends[number]])
         while not engine.advance(settle=_REPORT_EVERY):
             report((settled + engine.settled) / n)
         settled += engine.settled
         report(settled / n)
         outcomes.append(engine.outcome())
+        group.stop(number)
     return chosen, outcomes
 
 
@@ -127,67 +133,92 @@ def decision_times(arrival: NDArray[np.float64], routing_s: float) -> NDArray[np
     return ends
 
 
+_engine_of = itemgetter(0)  # of an event, which compiled engines give as a plain tuple
+
+
 class FleetRun:
     """One run of a fleet behind a router.
 
     The router is a single server: it decides for one request after the other, which takes `routing_s` each, by what it
     knows at the start of the decision. The request reaches its engine at the end of it.
+
+    Of a workload with think times, the next turn of a session is released when the turn before has finished, so engines
+    never run past a time at which a turn may be released. A refused turn ends its session: later ones are refused too.
     """
 
     def __init__(
         self,
         router: FleetRouter,
-        fleet: Fleet,
-        make_engine: MakeEngine,
+        group: FleetEngines[Any],
         traffic: Traffic,
         *,
         events: Sequence[FleetEvent] = (),
         routing_s: float = 0.0,
     ) -> None:
-        self._router, self._fleet, self._make_engine, self._traffic = router, fleet, make_engine, traffic
+        self._router, self._group, self._traffic = router, group, traffic
         self._routing_s = routing_s
         self._events = deque(events)
         absent = initially_absent(events)
-        self._engines = [None if number in absent else make_engine(spec) for number, spec in enumerate(fleet.engines)]
-        for number in absent:
-            router.down(number)
+        for number in range(len(group.engines)):
+            if number in absent:
+                router.down(number)
+            else:
+                group.start(number)
         self._draining: set[int] = set()
-        self._past: list[list[EngineOutcome]] = [[] for _ in fleet.engines]
+        self._past: list[list[EngineOutcome]] = [[] for _ in group.engines]
         self._resubmitted: deque[tuple[int, float]] = deque()  # requests, and when their engine failed
         self._router_free_at = 0.0
+        self._arrival_s = traffic.requests["arrival"]
         n = len(traffic.requests)
         self.chosen = np.full(n, -1, np.int64)
         self.resubmissions = np.zeros(n, np.int64)
+        self._arriving: list[tuple[float, int]] = []  # a heap of arrivals and requests
+        self._next_turn = traffic.workload.next_turn.tolist() if traffic.workload.has_think_times else None
+        self._awaited = 0  # requests that are served while a next turn waits for their answers
+        self._unreported: list[EngineEvent] = []
 
     def serve(self, arrivals: Iterable[tuple[int, float]], report: Progress) -> list[EngineOutcome]:
         """Serve requests, given as rows and arrivals in order of time, and report the share that is settled."""
-        arriving, routed = deque(arrivals), 0
-        while arriving or self._resubmitted or self._events:
-            queues = [queue for queue in (self._resubmitted, arriving) if queue]
-            first = min(queues, key=lambda queue: queue[0][1], default=None)
-            if first is None or (self._events and self._events[0].at_s <= first[0][1]):
+        waits = set() if self._next_turn is None else set(self._next_turn)
+        arriving, again, routed = self._arriving, self._resubmitted, 0
+        arriving += [(at, row) for row, at in arrivals if row not in waits]  # sorted, hence a heap
+        self._release_turns()
+        while arriving or again or self._events:
+            resend = bool(again) and (not arriving or again[0][1] <= arriving[0][0])
+            at = again[0][1] if resend else arriving[0][0] if arriving else math.inf
+            if self._events and self._events[0].at_s <= at:
                 self._apply_event()
+            elif resend:
+                self._route(*again.popleft())
             else:
-                self._route(*first.popleft())
+                at, row = heapq.heappop(arriving)
+                self._route(row, at)
+            self._release_turns()
             routed += 1
             if routed % _REPORT_EVERY == 0:
-                report(self._settled)
-        for engine in self._engines:
-            if engine is not None:
-                engine.advance()
-                report(self._settled)
-        for number, engine in enumerate(self._engines):
-            if engine is not None:
-                self._past[number].append(engine.outcome())
+                report(self._settled / len(self.chosen))
+        settled = self._settled
+        for engine in self._running:
+            before = engine.settled
+            engine.advance()
+            settled += engine.settled - before
+            report(settled / len(self.chosen))
+        for past, last in zip(self._past, self._group.engines, strict=True):
+            if last is not None:
+                past.append(last.outcome())
         return [
-            reduce(EngineOutcome.then, past) if past else self._make_engine(spec).outcome()
-            for spec, past in zip(self._fleet.engines, self._past, strict=True)
+            reduce(EngineOutcome.then, past) if past else self._group.start(number).outcome()
+            for number, past in enumerate(self._past)
         ]
 
     @property
-    def _settled(self) -> float:
-        """Share of requests that are finished or refused, without those of engines that failed."""
-        return sum(engine.settled for engine in self._engines if engine is not None) / len(self.chosen)
+    def _running(self) -> list[SimulatedEngine]:
+        return [engine for engine in self._group.engines if engine is not None]
+
+    @property
+    def _settled(self) -> int:
+        """Number of requests that are finished or refused, without those of engines that failed."""
+        return sum(engine.settled for engine in self._running)
 
     def _route(self, row: int, arrival: float) -> None:
         """Route one request as soon as the router is free and an engine accepts requests."""
@@ -195,45 +226,80 @@ class FleetRun:
         while self._events and (self._events[0].at_s <= now or not self._accepting()):
             now = max(now, self._events[0].at_s)
             self._apply_event()
-        for number, engine in enumerate(self._engines):
-            if engine is not None and not engine.idle:
-                self._router.report(number, engine, self._traffic, now)
+        self._happened(now)
+        self._report()
         number = self._router.choose(self._traffic.job(row), now, self._candidates(row))
-        chosen = self._engines[number]
+        chosen = self._group.engines[number]
         if chosen is None:
             raise InputError(f"chose engine {number}, which is not up", source=self._router.router.name)
-        chosen.advance(now)
         self._router_free_at = now + self._routing_s
         self.chosen[row] = number
-        self._traffic.requests["arrival"][row] = self._reaches_at(row, number, chosen)
-        chosen.submit(np.array([row]))
+        self._arrival_s[row] = reached = self._reaches_at(row, number, chosen, now)
+        self._group.submit(number, row, reached)
+        if self._next_turn is not None and self._next_turn[row] >= 0:
+            request = self._traffic.requests[row]
+            if self._group.fleet.engines[number].can_hold(request["prompt"], request["output"]):
+                self._awaited += 1
+
+    def _happened(self, until: float, only: int | None = None) -> int:
+        """Note what happened on engines up to a time, release the turns that waited for it; return how much it was."""
+        events = self._group.happened(until, only)
+        self._unreported += events
+        if self._next_turn is not None:
+            for event in events:
+                if event[2] and (turn := self._next_turn[event[1]]) >= 0:  # finished; the row
+                    self._awaited -= 1
+                    at = self._traffic.release(turn, event[3])
+                    self._group.released(turn)
+                    heapq.heappush(self._arriving, (at, turn))
+        return len(events)
+
+    def _report(self, only: int | None = None) -> None:
+        """Tell the router what happened, in the order of the fleet; `only`: on one engine."""
+        known = sorted(self._unreported, key=_engine_of)
+        self._router.report(event for event in known if only is None or event[0] == only)
+        self._unreported = [] if only is None else [event for event in known if event[0] != only]
+
+    def _release_turns(self) -> None:
+        """Run the engines until the next arrival, resubmission or event is known: no turn is released before it."""
+        while self._awaited:
+            due = [self._arriving[0][0]] if self._arriving else []
+            due += [self._resubmitted[0][1]] if self._resubmitted else []
+            due += [self._events[0].at_s] if self._events else []
+            horizon = float(self._group.next_event_s.min())
+            if not horizon < min(due, default=math.inf):
+                return
+            # A finish at the horizon comes before the step that begins there, which a released turn may still join.
+            if not self._happened(horizon) and float(self._group.next_event_s.min()) == horizon:
+                self._happened(math.nextafter(horizon, math.inf))
 
     def _candidates(self, row: int) -> list[int] | None:
         """Engines among which the router chooses; None: all that are up."""
         return self._accepting() if self._draining else None
 
-    def _reaches_at(self, row: int, number: int, engine: SimulatedEngine) -> float:
-        """When a request reaches the engine that has just been chosen."""
+    def _reaches_at(self, row: int, number: int, engine: SimulatedEngine, now: float) -> float:
+        """When a request reaches the engine that was chosen `now`."""
         return self._router_free_at
 
     def _accepting(self) -> list[int]:
-        return [n for n, engine in enumerate(self._engines) if engine is not None and n not in self._draining]
+        return [n for n, engine in enumerate(self._group.engines) if engine is not None and n not in self._draining]
 
     def _apply_event(self) -> None:
         event = self._events.popleft()
-        number, engine = event.engine, self._engines[event.engine]
+        number, engine = event.engine, self._group.engines[event.engine]
         if event.kind == "drain":
             self._draining.add(number)
             return
         self._draining.discard(number)
         if event.kind == "up" and engine is None:
-            self._engines[number] = self._make_engine(self._fleet.engines[number])
+            self._group.start(number)
             self._router.up(number)
         elif event.kind == "down" and engine is not None:
-            self._router.report(number, engine, self._traffic, event.at_s)
+            self._happened(event.at_s, only=number)
+            self._report(only=number)
             self._resubmit_unfinished(engine, event.at_s)
             self._past[number].append(engine.outcome())
-            self._engines[number] = None
+            self._group.stop(number)
             self._router.down(number)
 
     def _resubmit_unfinished(self, engine: SimulatedEngine, now: float) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from lengthwise.errors import InputError
-from lengthwise.intervals import Ratio, gain_captured, over_requests, over_seeds
+from lengthwise.intervals import Ratio, ShareChange, gain_captured, over_requests, over_seeds, share_change
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
@@ -36,10 +36,17 @@ BASELINE: Final = "fcfs"
 USUAL_ROUTER: Final = "round_robin"
 METRICS: Final[tuple[Metric, ...]] = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
 STATISTICS: Final[tuple[Statistic, ...]] = ("mean", "p50", "p90", "p99")
-COMPARED: Final[tuple[tuple[Metric, Statistic], ...]] = tuple(
-    (metric, statistic) for metric in METRICS for statistic in ("mean", "p99")
+COMPARED: Final[tuple[tuple[Metric, Statistic], ...]] = (
+    *((metric, statistic) for metric in METRICS for statistic in ("mean", "p99")),
+    ("ttft_s", "p50"),
 )
 """Statistics that are compared with FCFS."""
+
+
+def figure_name(metric: str, statistic: str) -> str:
+    """Return the name of a statistic among ratios: `e2e_mean` for the mean of `e2e_s`."""
+    return f"{metric.removesuffix('_s')}_{statistic}"
+
 
 Draw = Callable[[int], Workload]
 """Makes the workload of a seed."""
@@ -237,6 +244,20 @@ class Cell:
         rates = [float(outcome.within(slo).sum()) / outcome.summary.makespan_s for outcome in self.outcomes]
         return float(np.mean(rates))
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of its requests' classes."""
+        named = [outcome.request_class for outcome in self.outcomes if outcome.request_class is not None]
+        return tuple(sorted({name for names in named for name in names if name is not None}))
+
+    def attained_by(self, request_class: str, slo: LatencyLimits) -> tuple[float, float]:
+        """Return the share of a class within the limits, and its requests per second of makespan within them."""
+        met = [outcome.within(slo)[outcome.is_of(request_class)] for outcome in self.outcomes]
+        rates = [
+            float(each.sum()) / outcome.summary.makespan_s for each, outcome in zip(met, self.outcomes, strict=True)
+        ]
+        return float(np.mean(np.concatenate(met))), float(np.mean(rates))
+
 
 @dataclass(frozen=True, eq=False)
 class Grid:
@@ -300,6 +321,30 @@ class Grid:
             return over_seeds(cell.figures(metric, statistic), base.figures(metric, statistic))
         return paired_ratio(cell.outcomes[0], base.outcomes[0], metric, statistic, seed=self.seeds[0])
 
+    def within(self, cell: Cell) -> ShareChange | None:
+        """Return the share of requests within the limits beside FCFS's at the same offered load."""
+        base = self.baseline(cell.offered)
+        if base is None:
+            return None
+        met, theirs = ([outcome.within(self.slo) for outcome in each.outcomes] for each in (cell, base))
+        return share_change(met, theirs, seed=self.seeds[0])
+
+    def session_ratio(self, cell: Cell, statistic: Statistic) -> Ratio:
+        """Return the time of a cell's sessions over that of FCFS at the same offered load; none without sessions."""
+        base = self.baseline(cell.offered)
+        if base is None or any(outcome.session is None for outcome in (*cell.outcomes, *base.outcomes)):
+            return Ratio.none()
+        if cell is base:
+            return Ratio(1.0, 1.0, 1.0)
+        if len(self.seeds) > 1:
+            figures = [
+                [float(getattr(outcome.summary.session_s, statistic)) for outcome in each.outcomes]
+                for each in (cell, base)
+            ]
+            return over_seeds(figures[0], figures[1])
+        q = None if statistic == "mean" else int(statistic[1:]) / 100
+        return over_requests(cell.outcomes[0].session_s, base.outcomes[0].session_s, q, seed=self.seeds[0])
+
     def gain_captured(self, cell: Cell, metric: Metric) -> float:
         """The share of the gain of the same policy with true lengths, on means (`paired.gain_captured`)."""
         base = self.baseline(cell.offered)
@@ -344,7 +389,7 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     plan = plan.with_predictors(settings[0].workload)
     names = dict.fromkeys((*plan.predictors, *(() if plan.refresh is None else (plan.refresh,))))
     for name in names:
-        if parse_predictor_spec(name).kind in ("model", "memory"):
+        if parse_predictor_spec(name).kind in ("model", "memory", "learn"):
             predict_workload(settings[0].workload.head(1), name)  # fail early: no model file, or no prompts
     n_loads = len(plan.offered_loads(1.0))
     again = sum(map(learns, names)) * (n_loads - 1)

@@ -174,7 +174,9 @@ class LiveEngine:
 
     def start(self, job: Job, tokens: int, *, stop: bool, streams: bool) -> Generation:
         """Send a request to the engine."""
-        job.arrival = self.clock()
+        now = self.clock()
+        job.deadline += now - job.arrival
+        job.arrival = now
         request = self._engine.add(job, tokens)
         made = self._generations[request.row] = Generation(request, stop, streams)
         self._arrived.set()

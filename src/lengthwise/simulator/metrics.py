@@ -7,9 +7,9 @@ Latencies are those of `traffic.rows.latencies`; queueing = started - arrival. A
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +115,10 @@ class Summary:
     per_token_s: Spread
     queueing_s: Spread
     profile: LatencyProfile
+    sessions: int = 0
+    """Sessions of which every request was served."""
+    session_s: Spread = Spread(math.nan, math.nan, math.nan, math.nan)
+    """From the first arrival of a session to its last answer, think times included."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON; NaN becomes None."""
@@ -123,29 +127,68 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """Latency limits: seconds to the first token, per further token, and to the last token; infinite: no limit."""
+    """Latency limits in seconds; infinite: no limit.
+
+    To the first token, per further token (TPOT), to the last token (E2E), and of E2E per output token.
+    """
 
     ttft_s: float = 2.0
     tpot_s: float = 0.1
     e2e_s: float = math.inf
+    per_token_s: float = math.inf
 
     def __post_init__(self) -> None:
-        for name, limit in (("slo-ttft", self.ttft_s), ("slo-tpot", self.tpot_s), ("slo-e2e", self.e2e_s)):
+        for name, limit in asdict(self).items():
             if not limit > 0:
-                raise InputError(f"a limit of {limit:g} s", field=name, hint="give a number above 0")
+                option = f"slo-{name.removesuffix('_s').replace('_', '-')}"
+                raise InputError(f"a limit of {limit:g} s", field=option, hint="give a number above 0")
 
-    def met(self, *, output_tokens: NDArray[np.int64], **times: Floats) -> NDArray[np.bool_]:
+    @classmethod
+    def given(cls, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None, per_token_s: float | None) -> Self:
+        """Return limits of which None is no limit."""
+        return cls(*(math.inf if limit is None else limit for limit in (ttft_s, tpot_s, e2e_s, per_token_s)))
+
+    def met(
+        self, *, output_tokens: NDArray[np.int64], own: Mapping[str, Floats] | None = None, **times: Floats
+    ) -> NDArray[np.bool_]:
         """Whether each request was served within all limits, by the arguments of `latencies`.
 
-        An answer of one token has no TPOT.
+        `own`: limits of single requests by the names of latencies, which replace these where they are finite. An answer
+        of one token has no TPOT.
         """
         found = latencies(output_tokens=output_tokens, **times)
-        in_time = (found["ttft_s"] <= self.ttft_s) & (found["e2e_s"] <= self.e2e_s)
-        return np.asarray(in_time & ((found["tpot_s"] <= self.tpot_s) | (output_tokens == 1)))
+        found["tpot_s"] = np.where(output_tokens == 1, 0.0, found["tpot_s"])
+        in_time = np.ones(len(output_tokens), np.bool_)
+        for name, limit in asdict(self).items():
+            given = (own or {}).get(name, np.array(math.inf))
+            in_time &= found[name] <= np.where(np.isinf(given), limit, given)
+        return in_time
 
     def __str__(self) -> str:
-        limits = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
-        return ", ".join(f"{name} at most {limit:g} s" for name, limit in limits if math.isfinite(limit))
+        limits = (
+            ("TTFT", self.ttft_s),
+            ("TPOT", self.tpot_s),
+            ("E2E", self.e2e_s),
+            ("E2E per token", self.per_token_s),
+        )
+        stated = ", ".join(f"{name} at most {limit:g} s" for name, limit in limits if math.isfinite(limit))
+        return stated or "their own limits"
+
+
+def load_kept(loads: Sequence[float], shares: Sequence[float], level: float) -> float:
+    """Return the highest load up to which a share of at least `level` is attained, linear between the loads simulated.
+
+    NaN if the lowest load does not attain it; the highest load if all do: then it is a lower bound.
+    """
+    order = np.argsort(loads)
+    x, y = np.asarray(loads, float)[order], np.asarray(shares, float)[order]
+    if not y[0] >= level:
+        return math.nan
+    below = np.flatnonzero(~(y >= level))
+    if not len(below):
+        return float(x[-1])
+    at = int(below[0])
+    return float(x[at - 1] + (x[at] - x[at - 1]) * (y[at - 1] - level) / (y[at - 1] - y[at]))
 
 
 def summarise(
@@ -157,8 +200,13 @@ def summarise(
     started_s: Floats | None = None,
     preemptions: int = 0,
     resubmissions: int = 0,
+    session_s: Floats | None = None,
 ) -> Summary:
-    """Summarise served requests, simulated or measured; `started_s` is known only inside an engine."""
+    """Summarise served requests, simulated or measured; `started_s` is known only inside an engine.
+
+    `session_s`: the time of each session, NaN where a request of it was refused.
+    """
+    times_of_sessions = np.empty(0) if session_s is None else session_s
     served = ~np.isnan(finished_s)
     makespan = float(finished_s[served].max() - arrival_s.min()) if served.any() else math.nan
     seconds = makespan if makespan > 0 else math.nan
@@ -179,6 +227,8 @@ def summarise(
         **{name: Spread.of(values) for name, values in latencies(**times).items()},
         queueing_s=Spread.of(np.full(len(arrival_s), np.nan) if started_s is None else started_s - arrival_s),
         profile=LatencyProfile.of(**times),
+        sessions=int((~np.isnan(times_of_sessions)).sum()),
+        session_s=Spread.of(times_of_sessions),
     )
 
 

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.intervals import Ratio, gain_captured
+from lengthwise.intervals import gain_captured
 from lengthwise.lengths import LogTColumns
 from lengthwise.policies import make_policy
 from lengthwise.simulator.cluster import measure_capacity, simulate
 from lengthwise.simulator.fleet import Fleet, find_engine
-from lengthwise.simulator.grid import Metric, paired_ratio
-from lengthwise.simulator.metrics import Summary, summarise
+from lengthwise.simulator.gains import Gain
+from lengthwise.simulator.grid import Metric
+from lengthwise.simulator.metrics import LatencyLimits, Summary, summarise
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.simulator.replay import FittedEngine, Replay, fit_engine
@@ -135,14 +136,12 @@ TRUE: Final = "true lengths"
 
 @dataclass(frozen=True)
 class Replayed:
-    """One policy on the logged arrivals and lengths; ratios are to FCFS, below 1 is better."""
+    """One policy on the logged arrivals and lengths, beside FCFS."""
 
     policy: str
     predictions: str
     summary: Summary
-    mean_e2e: Ratio
-    p99_e2e: Ratio
-    per_token: Ratio
+    gain: Gain
     captured_e2e: float
     """(FCFS - this) / (FCFS - the same with true lengths), of means; NaN if true lengths gain nothing."""
     captured_per_token: float
@@ -252,9 +251,7 @@ def _compare(policy: str, replay: Replay, fleet: Fleet, base: Outcome, delay_s: 
             policy,
             name,
             outcome.summary,
-            paired_ratio(outcome, base, "e2e_s", "mean"),
-            paired_ratio(outcome, base, "e2e_s", "p99"),
-            paired_ratio(outcome, base, "per_token_s", "mean"),
+            Gain.of(policy, [outcome], [base], LatencyLimits()),
             _captured(outcome, true, base, "e2e_s"),
             _captured(outcome, true, base, "per_token_s"),
         )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lengthwise.routers import Costs
 from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, summarise
 from lengthwise.simulator.traffic import Records
-from lengthwise.traffic.rows import latencies, row_schema
+from lengthwise.traffic.rows import LIMITS, latencies, row_schema
 from lengthwise.workloads import Workload
 
 TRACE_COLUMNS: Final = ("candidates", "terms", "costs")
@@ -170,6 +170,14 @@ class Outcome:
     """Source of the predictions; None where neither policy nor router nor admission uses one."""
     accelerated: bool = True
     """Whether the compiled engine ran; False: the readable one, with the same result."""
+    ttft_limit_s: NDArray[np.float64] | None = None
+    """Limits of single requests, infinite where one has none; None if no request has a limit of any kind."""
+    per_token_limit_s: NDArray[np.float64] | None = None
+    e2e_limit_s: NDArray[np.float64] | None = None
+    request_class: NDArray[np.object_] | None = None
+    """The class of each request, None where it has none; None if no request has any."""
+    session: NDArray[np.int64] | None = None
+    """The number of each request's session, -1 where it has none; None if no request has any."""
     handover: Handover | None = None
     """Set if prefill and decode ran on different engines; `engine` is then the one that computed the prompt."""
 
@@ -182,13 +190,14 @@ class Outcome:
         engine: NDArray[np.int64],
         engines: Sequence[EngineOutcome],
         *,
+        arrival_s: NDArray[np.float64] | None = None,
         resubmissions: NDArray[np.int64] | None = None,
         **known: Any,  # further fields
     ) -> Outcome:
-        """Take the columns from the engines' records."""
+        """Take the columns from the engines' records. `arrival_s`: None where they are those of the workload."""
         return cls(
             policy=policy,
-            arrival_s=workload.arrival_s,
+            arrival_s=workload.arrival_s if arrival_s is None else arrival_s,
             started_s=requests["started"].copy(),
             first_token_s=requests["first_token"].copy(),
             finished_s=requests["finish"].copy(),
@@ -200,6 +209,8 @@ class Outcome:
             resubmissions=np.zeros(len(requests), np.int64) if resubmissions is None else resubmissions,
             engine=engine,
             engines=tuple(engines),
+            **_limits_and_classes(workload),
+            **_sessions(workload),
             **known,
         )
 
@@ -254,9 +265,37 @@ class Outcome:
         """The latencies of each request, in order of arrival; NaN for refused ones."""
         return latencies(**self._times)
 
+    @property
+    def limits(self) -> dict[str, NDArray[np.float64]]:
+        """The limits of single requests by the names of latencies; empty if no request has any."""
+        given = {latency: getattr(self, name) for name, latency in LIMITS.items()}
+        return {name: column for name, column in given.items() if column is not None}
+
     def within(self, slo: LatencyLimits) -> NDArray[np.bool_]:
-        """Return whether each request was served within the limits; refused requests were not."""
-        return slo.met(**self._times)
+        """Return whether each request was served within its limits, else within these; refused requests were not."""
+        return slo.met(**self._times, own=self.limits)
+
+    def is_of(self, request_class: str) -> NDArray[np.bool_]:
+        """Return whether each request is of this class."""
+        named = self.request_class
+        return np.zeros(len(self), np.bool_) if named is None else np.asarray(named == request_class, np.bool_)
+
+    @cached_property
+    def session_s(self) -> NDArray[np.float64]:
+        """The time of each session: from its first arrival to its last answer, think times included, in seconds.
+
+        NaN for a session with a refused request; empty without sessions.
+        """
+        if self.session is None:
+            return np.empty(0)
+        inside = self.session >= 0
+        of, sessions = self.session[inside], int(self.session.max()) + 1
+        first, last = np.full(sessions, np.inf), np.full(sessions, -np.inf)
+        np.minimum.at(first, of, self.arrival_s[inside])
+        served = ~np.isnan(self.finished_s[inside])
+        np.maximum.at(last, of[served], self.finished_s[inside][served])
+        last[of[~served]] = np.nan
+        return np.asarray(last - first)
 
     @cached_property
     def summary(self) -> Summary:
@@ -266,6 +305,7 @@ class Outcome:
             started_s=self.started_s,
             preemptions=int(self.preemptions.sum()),
             resubmissions=int(self.resubmissions.sum()),
+            session_s=self.session_s,
         )
 
     def to_table(self) -> pa.Table:
@@ -274,7 +314,11 @@ class Outcome:
         columns["policy"] = pa.repeat(pa.scalar(self.policy), len(self))
         columns["request"] = pa.array(np.arange(len(self)))
         columns["engine"] = _engine_names(self.engine)
-        schema = row_schema(["policy", "request", "engine", *_COLUMNS])
+        given = [name for name in ("request_class", *LIMITS) if getattr(self, name) is not None]
+        for name in given:
+            column = getattr(self, name)
+            columns[name] = pa.array(column, mask=None if column.dtype == object else np.isinf(column))
+        schema = row_schema(["policy", "request", "engine", *_COLUMNS, *given])
         table = pa.table(columns).select(schema.names).cast(schema)
         for name, column in ({} if self.handover is None else self.handover.columns()).items():
             table = table.append_column(name, column)
@@ -293,6 +337,23 @@ _COLUMNS: Final = (
     "recomputed_tokens",
     "resubmissions",
 )
+
+
+def _limits_and_classes(workload: Workload) -> dict[str, Any]:
+    """Return the fields of an outcome that say what was promised, where a request has a limit or a class."""
+    found: dict[str, Any] = {}
+    if workload.has_limits:
+        found |= {name: workload.limit(name) for name in LIMITS}
+    column = workload.table["request_class"]
+    if column.null_count < len(column):
+        found["request_class"] = np.array(column.to_pylist(), object)
+    return found
+
+
+def _sessions(workload: Workload) -> dict[str, Any]:
+    """Return the field of an outcome with the sessions of requests, where any has one."""
+    numbers = workload.session_numbers
+    return {"session": numbers} if (numbers >= 0).any() else {}
 
 
 def engine_name(number: int) -> str:

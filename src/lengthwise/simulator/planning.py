@@ -1,31 +1,59 @@
-"""Capacity planning: the fewest engines under each policy that serve a workload within latency limits."""
+"""Capacity planning: the fewest engines that serve a workload within latency limits, or the policy for given ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Final
 
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.intervals import over_requests
-from lengthwise.policies import make_policy
-from lengthwise.routers import make_router
+from lengthwise.intervals import Ratio, over_requests, over_seeds
+from lengthwise.policies import DEFAULT_POLICY, POLICIES, make_policy
+from lengthwise.policies.ontime import NO_LIMIT
+from lengthwise.policies.registry import LIMIT_PARAMETERS
+from lengthwise.routers import DEFAULT_ROUTER, make_router
 from lengthwise.simulator.cluster import as_predictions
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.fleet_run import uses_predictions
-from lengthwise.simulator.grid import BASELINE
+from lengthwise.simulator.gains import Gain
+from lengthwise.simulator.grid import BASELINE, Metric, Statistic, paired_ratio
 from lengthwise.simulator.metrics import TRUTH, LatencyLimits
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns
 from lengthwise.simulator.routing import charged_times_s
 from lengthwise.simulator.tasks import DrawnSetting, Report, SimulationTask
 from lengthwise.specs import parse_spec
+from lengthwise.traffic.rows import LIMITS
 from lengthwise.workloads import Workload
 
+PLANNED: Final = (BASELINE, DEFAULT_POLICY)
+"""Policies whose engines are counted."""
+_SHORTEST: Final = "sjf"
+_KEPT: Final = {parameter: LIMITS[name] for parameter, name in LIMIT_PARAMETERS.items()}
+"""Parameters of policies that are latency limits, and the fields of `LatencyLimits` that they are."""
 _MAX_ENGINES = 1024
 _NO_QUEUE_S = 1e6
 """Seconds between two requests, to measure what a request takes alone."""
+
+
+def candidates(limits: LatencyLimits, *, own: bool = False) -> list[str]:
+    """Return the policies among which to choose for these limits; `own`: requests have limits of their own.
+
+    Order of arrival, the default policy, shortest first, and each policy that keeps limits, with these.
+    """
+    found = [*PLANNED, _SHORTEST]
+    for name, policy in POLICIES.items():
+        kept = [each for each in fields(policy) if each.name in _KEPT]
+        values = {each.name: getattr(limits, _KEPT[each.name]) for each in kept}
+        given = ",".join(f"{parameter}={limit:g}" for parameter, limit in values.items() if math.isfinite(limit))
+        if given:
+            found.append(f"{name}:{given}")
+        elif kept and (own or any(each.default != NO_LIMIT for each in kept)):  # or it learns one
+            found.append(name)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +65,11 @@ class Trial:
     interval: tuple[float, float]
     """Of `attained`, by a bootstrap of blocks of consecutive requests."""
     outcome: Outcome
+
+    @property
+    def goodput_per_s(self) -> float:
+        """Requests per second of makespan that were within the limits."""
+        return self.attained * len(self.outcome) / self.outcome.summary.makespan_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +126,66 @@ class SeededPlan:
 
         They are over the draws that were simulated with this many engines; of a single draw the ends are its interval.
         """
-        trials = [trial for each in self.seeds if (trial := each.trial(engines)) is not None]
+        trials = self.trials(engines)
         if not trials:
             return None
         shares = [trial.attained for trial in trials]
         ends = trials[0].interval if len(self.seeds) == 1 else (min(shares), max(shares))
         return float(np.mean(shares)), *ends
+
+    def trials(self, engines: int) -> list[Trial]:
+        """Return the simulations with this many engines, one for each draw that has one."""
+        return [trial for each in self.seeds if (trial := each.trial(engines)) is not None]
+
+    def goodput_per_s(self, engines: int) -> float:
+        """Return the mean goodput over the draws."""
+        return float(np.mean([trial.goodput_per_s for trial in self.trials(engines)]))
+
+    def latency(self, engines: int, metric: Metric, statistic: Statistic) -> float:
+        """Return a statistic of latency, averaged over the draws."""
+        return float(np.mean(_figures(self.trials(engines), metric, statistic)))
+
+    def over(self, base: SeededPlan, engines: int, metric: Metric, statistic: Statistic) -> Ratio:
+        """Return a statistic of latency over that of another policy with as many engines, draw by draw."""
+        ours, theirs = self.trials(engines), base.trials(engines)
+        if len(ours) == 1:
+            return paired_ratio(ours[0].outcome, theirs[0].outcome, metric, statistic)
+        return over_seeds(*(_figures(trials, metric, statistic) for trials in (ours, theirs)))
+
+    def gain_over(self, base: SeededPlan, engines: int, slo: LatencyLimits) -> Gain:
+        """Return what it brings over another policy with as many engines."""
+        ours, theirs = ([trial.outcome for trial in each.trials(engines)] for each in (self, base))
+        return Gain.of(self.policy, ours, theirs, slo)
+
+
+@dataclass(frozen=True)
+class FleetCost:
+    """A fleet that attains the target under a policy, and its cost at the user's own price."""
+
+    engine: str
+    plan: SeededPlan
+    engines: int
+    price: float
+    """Of one engine for an hour, in the user's currency."""
+
+    @property
+    def per_hour(self) -> float:
+        """Price of the fleet for an hour."""
+        return self.engines * self.price
+
+    @property
+    def per_million_tokens(self) -> float:
+        """Price of a million output tokens of this traffic."""
+        rates = [trial.outcome.summary.output_tokens_per_s for trial in self.plan.trials(self.engines)]
+        return 1e6 * self.per_hour / (3600 * sum(rates) / len(rates))
+
+    def __str__(self) -> str:
+        fleet = f"{self.engines} x {self.engine} under {self.plan.policy}"
+        return f"{fleet}, {self.per_hour:.2f} per hour ({self.per_million_tokens:.2f} per million output tokens)"
+
+
+def _figures(trials: Sequence[Trial], metric: Metric, statistic: Statistic) -> list[float]:
+    return [float(getattr(getattr(trial.outcome.summary, metric), statistic)) for trial in trials]
 
 
 def plan_seeds(
@@ -137,7 +224,7 @@ class CapacitySearch:
     attainment: float = 0.99
     fewest: int = 1
     most: int = 16
-    router: str = "least_load"
+    router: str = DEFAULT_ROUTER
     predictor: str | None = None
     """None: `fast` where the workload has text, else `history`."""
     _known: RequestPredictions | None = field(default=None, init=False)
@@ -152,6 +239,11 @@ class CapacitySearch:
             raise InputError("holds no requests", source=self.workload.name)
         make_router(self.router)
         self.predictor = self.predictor or default_predictor(self.workload)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the number of engines is given, so that only the policy is sought."""
+        return self.fewest == self.most
 
     @property
     def target(self) -> str:
@@ -184,7 +276,8 @@ class CapacitySearch:
         for policy, (engines, trials) in found.items():
             name, predictor = self._names(policy)
             plan = CapacityPlan(name, predictor, engines, tuple(trials[each] for each in sorted(trials)))
-            plans.append(self.with_trial(plan, policy, common))
+            plan = self.with_trial(plan, policy, common)
+            plans.append(self.with_trial(plan, policy, common - 1) if common > self.fewest else plan)
         return plans
 
     def with_trial(self, plan: CapacityPlan, policy: str, engines: int) -> CapacityPlan:

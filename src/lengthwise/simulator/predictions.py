@@ -1,8 +1,8 @@
 """Predictions for every request of a workload before it runs, as columns.
 
 `oracle` uses the true lengths of the workload, `noisy` those with noise of a known size, models read its prompts,
-`history` uses the answers of earlier requests, and `memory` those of finished ones. Nothing here knows engines
-or policies.
+`history` uses the answers of earlier requests; `memory` and predictors that learn (`fast+learn`) those of finished
+ones. Nothing here knows engines or policies.
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, LengthDistribution, LogT, LogTColumns, Point, log_t, wide_prior
 from lengthwise.policies.job import CVAR_ALPHA
-from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_logt
+from lengthwise.predictors.contract import (
+    Description,
+    LearningPredictor,
+    LengthPredictor,
+    PredictionInput,
+    Predictions,
+    as_logt,
+)
 from lengthwise.predictors.history import History
 from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec, resolve_predictor
@@ -66,7 +74,7 @@ class RequestPredictions:
         return len(self.mu)
 
     def __getitem__(self, row: int) -> LengthDistribution | None:
-        mu, sigma, cap = float(self.mu[row]), float(self.sigma[row]), int(self.cap[row])
+        mu, sigma, cap = self.mu.item(row), self.sigma.item(row), int(self.cap.item(row))
         if math.isnan(mu):
             return None
         return LogT(mu, sigma, cap) if sigma > 0.0 else Point(round(math.exp(mu)), cap)
@@ -107,8 +115,8 @@ def predict_workload(
 ) -> RequestPredictions:
     """Return the predictions of a predictor by its name (see `parse_predictor_spec`); `seed` is for noise.
 
-    Requests with the same prompt and LLM have the same prediction, noise included; not so with `memory`, to which a
-    length is visible from its request's time in `finished_s` on, by default a second and 30 ms per token after arrival.
+    Requests with the same prompt and LLM have the same prediction, noise included; not so where one learns: it sees a
+    length from its request's time in `finished_s` on, by default a second and 30 ms per token after arrival.
     """
     spec = parse_predictor_spec(predictor)
     true = workload.output_tokens.astype(np.float64)
@@ -123,8 +131,8 @@ def predict_workload(
         (mu, sigma), caps = _noisy(workload, spec, true, known, seed), known
     elif spec.kind == "history":
         mu, sigma = _history(workload)
-    elif spec.kind == "memory":
-        mu, sigma = _memory(workload, spec, finished_s, on_progress)
+    elif _learns(spec):
+        mu, sigma = _learned(workload, spec, finished_s, on_progress)
     else:
         mu, sigma = _model(workload, spec, on_progress)
     return RequestPredictions(predictor, mu, sigma, caps, _llms(workload), _centre(workload))
@@ -132,7 +140,11 @@ def predict_workload(
 
 def learns(predictor: str) -> bool:
     """Whether predictions depend on when earlier requests finish."""
-    return parse_predictor_spec(predictor).kind == "memory"
+    return _learns(parse_predictor_spec(predictor))
+
+
+def _learns(spec: PredictorSpec) -> bool:
+    return spec.learns or (spec.kind == "plugin" and isinstance(resolve_predictor(spec), LearningPredictor))
 
 
 def _noisy(workload: Workload, spec: PredictorSpec, true: Floats, caps: Floats, seed: int) -> tuple[Floats, Floats]:
@@ -156,32 +168,29 @@ def _history(workload: Workload) -> tuple[Floats, Floats]:
     return np.array(mu), np.array(sigma)
 
 
-@dataclass(frozen=True, eq=False)
-class _KnownColumns:
-    """Predictions that exist already; the text of an input is its row."""
-
-    mu: Floats
-    sigma: Floats
-
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
-        rows = [int(each.text) for each in inputs]
-        return LogTPredictions.of(self.mu[rows], self.sigma[rows], np.array([each.cap for each in inputs], float))
-
-
-def _memory(
+def _learned(
     workload: Workload, spec: PredictorSpec, finished_s: Floats | None, on_progress: Progress | None
 ) -> tuple[Floats, Floats]:
     """Predict each request at its arrival, from the requests that have finished by then."""
-    text = None
-    if spec.model is not None:
-        text = _KnownColumns(*_model(workload, parse_predictor_spec(spec.model), on_progress))
-    predictor = MemoryPredictor(text)
+    predictor: LearningPredictor
+    if spec.model is None:
+        texts, predictor = [""] * len(workload), MemoryPredictor()
+    elif spec.kind == "plugin":
+        texts, predictor = _texts(workload, spec).to_pylist(), cast("LearningPredictor", resolve_predictor(spec))
+    else:
+        from lengthwise.predictors.learner import KnownPrompts, Learner  # brings the compiler
+
+        texts = list(map(str, _units(workload)))
+        learning = spec.kind == "learn"
+        below = parse_predictor_spec(spec.model)
+        known = KnownPrompts(*_prompts(workload, below, on_progress, described=learning))
+        predictor = Learner(known, learning=learning, memory=spec.memory or not learning)
     tokens = workload.output_tokens.tolist()
     limits, tenants, sessions = (workload.table[name].to_pylist() for name in ("max_tokens", "tenant", "session"))
     inputs = [
-        PredictionInput(str(row), llm, limit, blocks=workload.blocks(row), tenant=tenant, session=session)
-        for row, (llm, limit, tenant, session) in enumerate(
-            zip(_llms(workload).tolist(), limits, tenants, sessions, strict=True)
+        PredictionInput(text, llm, limit, blocks=workload.blocks(row), tenant=tenant, session=session)
+        for row, (text, llm, limit, tenant, session) in enumerate(
+            zip(texts, _llms(workload).tolist(), limits, tenants, sessions, strict=True)
         )
     ]
     if finished_s is None:
@@ -195,13 +204,27 @@ def _memory(
             limit = limits[done]
             predictor.observe(inputs[done], tokens[done], censored=limit is not None and tokens[done] >= limit)
         observed = max(observed, ended[row])
-        found = predictor.predict([each])
+        found = as_logt(predictor.predict([each]))
         mu[row], sigma[row] = found.mu[0], found.sigma[0]
     return mu, sigma
 
 
+def _described(
+    predictor: LengthPredictor, inputs: Sequence[PredictionInput]
+) -> tuple[Predictions, Sequence[Description]]:
+    from lengthwise.predictors.learner import describe  # brings the compiler
+
+    return describe(predictor, inputs)
+
+
 def _model(workload: Workload, spec: PredictorSpec, on_progress: Progress | None) -> tuple[Floats, Floats]:
-    """Predict each distinct prompt once, in batches of similar length to reduce padding."""
+    units = _units(workload)
+    mu, sigma, _ = _prompts(workload, spec, on_progress, described=False)
+    return mu[units], sigma[units]
+
+
+def _texts(workload: Workload, spec: PredictorSpec) -> pa.ChunkedArray:
+    """Return the prompts; InputError if one has no text."""
     prompts = workload.table["prompt"]
     if prompts.null_count:
         raise InputError(
@@ -210,6 +233,14 @@ def _model(workload: Workload, spec: PredictorSpec, on_progress: Progress | None
             field="prompt",
             hint="take oracle, noisy:TAU, history or none, or a workload with prompts",
         )
+    return prompts
+
+
+def _prompts(
+    workload: Workload, spec: PredictorSpec, on_progress: Progress | None, *, described: bool
+) -> tuple[Floats, Floats, list[Description]]:
+    """Predict each distinct prompt once, in batches of similar length to reduce padding; describe it if asked."""
+    prompts = _texts(workload, spec)
     predictor = resolve_predictor(spec)
     units = _units(workload)
     firsts = np.unique(units, return_index=True)[1]
@@ -218,13 +249,17 @@ def _model(workload: Workload, spec: PredictorSpec, on_progress: Progress | None
     inputs = [PredictionInput(text, llm, None, n) for text, llm, n in zip(texts, llms, tokens, strict=True)]
     order = np.argsort([len(text) for text in texts], kind="stable")
     mu, sigma = np.empty(len(inputs)), np.empty(len(inputs))
+    descriptions: dict[int, Description] = {}
     for start in range(0, len(order), _BATCH):
         rows = order[start : start + _BATCH]
-        predictions = as_logt(predictor.predict([inputs[row] for row in rows]))
+        batch = [inputs[row] for row in rows]
+        found, each = _described(predictor, batch) if described else (predictor.predict(batch), [])
+        predictions = as_logt(found)
         mu[rows], sigma[rows] = predictions.mu, predictions.sigma
+        descriptions.update(zip(rows.tolist(), each, strict=False))
         if on_progress is not None:
             on_progress(min(1.0, (start + _BATCH) / len(order)))
-    return mu[units], sigma[units]
+    return mu, sigma, [descriptions[row] for row in sorted(descriptions)]
 
 
 def _centre(workload: Workload) -> Floats:

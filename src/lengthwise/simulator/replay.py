@@ -17,7 +17,7 @@ from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.traffic.log import EngineReading
 from lengthwise.traffic.reader import column
-from lengthwise.traffic.rows import RequestRow
+from lengthwise.traffic.rows import LIMITS, RequestRow
 from lengthwise.workloads import Workload
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,9 @@ _NUMBERS: Final = (
     "input_bytes",
     "output_tokens",
     "max_tokens",
+    *LIMITS,
 )
+_TEXTS: Final = ("llm", "tenant", "request_class")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +77,8 @@ class Replay:
             "input_tokens": prompts,
             "output_tokens": tokens.astype(np.int64),
             "max_tokens": pa.array(np.nan_to_num(limits).astype(np.int64), mask=np.isnan(limits)),
-            "llm": pa.array(texts("llm"), pa.string()),
-            "tenant": pa.array(texts("tenant"), pa.string()),
+            **{field: pa.array(texts(field), pa.string()) for field in _TEXTS},
+            **{field: pa.array(numbers(field), from_pandas=True) for field in LIMITS},
         }
         if block_size is not None:
             cached = np.nan_to_num(numbers("cached_tokens")).astype(np.int64)
@@ -100,7 +102,7 @@ class Replay:
     def of_rows(cls, rows: Sequence[RequestRow], *, name: str) -> Replay:
         """Return the replay of logged requests. One that has no other prediction has that of its LLM's history."""
         columns: dict[str, Any] = {field: column(rows, field) for field in _NUMBERS}
-        columns |= {field: [getattr(row, field) for row in rows] for field in ("llm", "tenant")}
+        columns |= {field: [getattr(row, field) for row in rows] for field in _TEXTS}
         for field in ("mu", "sigma"):
             columns[field] = np.where(
                 np.isnan(column(rows, "mu")), column(rows, f"history_{field}"), column(rows, field)

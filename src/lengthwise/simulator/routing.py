@@ -31,9 +31,8 @@ from lengthwise.routers import (
     make_router,
 )
 from lengthwise.simulator.costs import CostModel
-from lengthwise.simulator.engine import SimulatedEngine
+from lengthwise.simulator.engine import EngineEvent
 from lengthwise.simulator.fleet import Fleet
-from lengthwise.simulator.traffic import Traffic
 from lengthwise.specs import parse_spec, unknown_name
 from lengthwise.workloads import Workload
 
@@ -97,20 +96,17 @@ class FleetRouter:
             raise InputError(f"chose engine {decision.engine!r}, which is not in the fleet", source=self.router.name)
         return decision.engine
 
-    def report(self, number: int, engine: SimulatedEngine, traffic: Traffic, now: float) -> None:
-        """Advance an engine to `now` and report the requests admitted and finished since the last report."""
-        engine.advance(now)
-        requests = traffic.requests
-        for row, finished in engine.happened(now):
-            request = requests[row]
+    def report(self, events: Iterable[EngineEvent]) -> None:
+        """Report the requests that engines have admitted and finished."""
+        observe = self.router.observe
+        for engine, row, finished, at_s, generated, ttft_s in events:
             if finished:
-                when = float(request["finish"])
-                ttft_s = float(request["first_token"] - request["arrival"])
-                self.router.observe(Finished(str(row), number, when, int(request["generated"]), ttft_s))
+                observe(Finished(str(row), engine, at_s, generated, ttft_s))
             else:
-                self.router.observe(Admitted(str(row), number, float(request["started"])))
+                observe(Admitted(str(row), engine, at_s))
 
 
+@cache
 def speed_of(cost: CostModel) -> Speed:
     """Return the five numbers of a router's speed model: slopes of the cost model between small and large batches."""
     alone, batch = cost.step_s(contexts=[1]), cost.step_s(contexts=[1] * _BATCH)

@@ -72,7 +72,7 @@ class Limits(BaseModel):
     """What must fit into KV memory for admission: `prompt` (vLLM's rule), the predicted future `peak` of all running
     requests, a quantile of what all take together (`joint`, as in the gateway), or a `reserve` for each."""
     admission_quantile: float | None = None
-    """The quantile that must fit: with `joint` of what all take together [default: 0.995, as in the gateway], with
+    """The quantile that must fit: with `joint` of what all take together [default: 0.8, as in the gateway], with
     `peak` and `reserve` of each length [default: 0.9]."""
 
 

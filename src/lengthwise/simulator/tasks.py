@@ -30,6 +30,7 @@ from lengthwise.simulator.cluster import Capacity, as_predictions, at_rate, meas
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent
 from lengthwise.simulator.fleet_run import Progress
+from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, learns
 from lengthwise.version import ROOT, package_version
@@ -169,10 +170,12 @@ class SimulationTask:
         )
 
     def run(self) -> dict[str, Any]:
-        """The offered rate and the summary of the simulation."""
+        """The offered rate, the share of requests within the default limits and the summary of the simulation."""
+        outcome = self.outcome()
         return {
             "offered_per_s": self.setting.workload_at(self.rate).rate,
-            **self.outcome().summary.to_dict(),
+            "within_slo": float(outcome.within(LatencyLimits()).mean()),
+            **outcome.summary.to_dict(),
         }
 
     def outcome(self, on_progress: Progress | None = None) -> Outcome:
@@ -363,7 +366,7 @@ def _predictor_key(name: str | RequestPredictions) -> tuple[str, str | None]:
     if isinstance(name, RequestPredictions):
         return name.predictor, sha256(b"".join(each.tobytes() for each in (name.mu, name.sigma, name.cap))).hexdigest()
     spec = parse_predictor_spec(name)
-    if spec.kind == "memory" and spec.model:
+    if spec.learns and spec.model:
         return name, _predictor_key(spec.model)[1]
     return name, file_digest(model_path(spec.model)) if spec.kind == "model" and spec.model else None
 

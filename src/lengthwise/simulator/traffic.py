@@ -23,8 +23,9 @@ Table = NDArray[np.float64]
 
 _MAX_TOKENS = 1 << 30  # of one request: counts are 32 bits wide
 _NAMES: Final = [field.name for field in fields(JobColumns)]
-_PREDICTED: Final = ("expected", "tail", "mu", "sigma", "cap", "initial_expected")
-_GENERATED: Final = _NAMES.index("generated")
+_PREDICTED: Final = slice(_NAMES.index("expected"), _NAMES.index("initial_expected") + 1)  # adjacent columns
+_LIMITS: Final = slice(_NAMES.index("deadline"), _NAMES.index("per_token_limit_s") + 1)
+_GENERATED, _ARRIVAL, _DEADLINE = (_NAMES.index(name) for name in ("generated", "arrival", "deadline"))
 
 REQUEST: Final = np.dtype(
     [
@@ -56,18 +57,20 @@ class JobTable:
     predicted: Table
     late: Table | None = None
     delay_s: float = 0.0
+    llms: int = 1
+    """How many LLMs the requests are for."""
 
     @classmethod
     def of(
         cls, workload: Workload, predictions: RequestPredictions, *, delay_s: float = 0.0, generated: int = 0
     ) -> JobTable:
         """Join the columns of workload and predictions. `generated`: answer tokens that already exist."""
-        predicted = _table(workload, predictions)
+        predicted, late = _table(workload, predictions), None
         predicted[_GENERATED] = generated
-        if delay_s == 0.0:
-            return cls(predicted)
-        unknown = np.full(len(predictions), np.nan)
-        return cls(predicted, _table(workload, replace(predictions, mu=unknown, sigma=unknown)), delay_s)
+        if delay_s != 0.0:
+            unknown = np.full(len(predictions), np.nan)
+            late = _table(workload, replace(predictions, mu=unknown, sigma=unknown))
+        return cls(predicted, late, delay_s, len(workload.table["llm"].unique()))
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -81,8 +84,8 @@ class JobTable:
 
     def set_prediction(self, job: Job, row: int, *, stage: int) -> None:
         """Set a job's prediction to that of a request at a stage (0: first, -1: last)."""
-        table = self.tables[stage]
-        job.set_prediction(**{name: float(table[_NAMES.index(name), row]) for name in _PREDICTED})
+        expected, tail, mu, sigma, cap, initial = self.tables[stage][_PREDICTED, row].tolist()
+        job.set_prediction(mu=mu, sigma=sigma, cap=cap, expected=expected, tail=tail, initial_expected=initial)
 
     def __len__(self) -> int:
         return int(self.predicted.shape[1])
@@ -100,6 +103,9 @@ def _table(workload: Workload, predictions: RequestPredictions) -> Table:
         cap=predictions.cap,
         prompt_tokens=workload.input_tokens,
         priority=workload.priority,
+        deadline=workload.arrival_s + workload.limit("e2e_limit_s"),
+        ttft_limit_s=workload.limit("ttft_limit_s"),
+        per_token_limit_s=workload.limit("per_token_limit_s"),
     )
     return np.stack([getattr(columns, name) for name in _NAMES])
 
@@ -115,6 +121,8 @@ class Traffic:
     predicted_length: NDArray[np.int32]
     workload: Workload
     predictions: RequestPredictions
+    arrival_s: NDArray[np.float64]
+    """At the router: those of the workload, but for turns that wait for an answer, once they are released."""
 
     @classmethod
     def of(
@@ -152,7 +160,17 @@ class Traffic:
             else predicted_lengths(known.mu, known.sigma, known.cap, quantile),
             workload=workload,
             predictions=predictions,
+            arrival_s=workload.arrival_s.copy(),
         )
+
+    def release(self, row: int, answered_s: float) -> float:
+        """Set and return the arrival of a turn whose session got the answer to the turn before."""
+        at = max(self.workload.arrival_s.item(row), answered_s + self.workload.think_s.item(row))
+        self.arrival_s[row] = self.requests["arrival"][row] = at
+        for table in self.jobs.tables:
+            table[_DEADLINE, row] += at - table[_ARRIVAL, row]
+            table[_ARRIVAL, row] = at
+        return at
 
     @cached_property
     def longest(self) -> int:
@@ -161,15 +179,25 @@ class Traffic:
 
     def job(self, row: int) -> Job:
         """Return one request as a job; where predictions are late, without its prediction."""
-        record = self.requests[row]
+        prompt, priority, generated = self._numbers
+        max_tokens, llm, tenant, session, template, request_class = self._optional
+        deadline, ttft_limit_s, per_token_limit_s = self.jobs.predicted[_LIMITS, row].tolist()
         job = Job(
             id=str(row),
-            arrival=float(self.workload.arrival_s[row]),
-            prompt_tokens=int(record["prompt"]),
-            priority=int(record["priority"]),
-            generated=int(record["generated"]),
-            blocks=self.workload.blocks(row).tolist() if self.workload.has_blocks else (),
-            **{name: values[row] for name, values in self._attributes.items()},
+            arrival=self.arrival_s.item(row),
+            prompt_tokens=prompt.item(row),
+            max_tokens=max_tokens[row],
+            priority=priority.item(row),
+            deadline=deadline,
+            ttft_limit_s=ttft_limit_s,
+            per_token_limit_s=per_token_limit_s,
+            generated=generated.item(row),
+            blocks=self.workload.blocks(row) if self.workload.has_blocks else (),
+            llm=llm[row],
+            tenant=tenant[row],
+            session=session[row],
+            template=template[row],
+            request_class=request_class[row],
         )
         if self.jobs.late is None:
             job.prediction = self.predictions[row]
@@ -177,9 +205,15 @@ class Traffic:
         return job
 
     @cached_property
-    def _attributes(self) -> dict[str, list[Any]]:
+    def _numbers(self) -> list[NDArray[np.int32]]:
+        """Fields of `requests` that a job has: prompt, priority, generated."""
+        return [self.requests[name] for name in ("prompt", "priority", "generated")]
+
+    @cached_property
+    def _optional(self) -> list[list[Any]]:
         """Columns that are not numbers or may be missing."""
-        return {name: self.workload.table[name].to_pylist() for name in ("max_tokens", "llm", "tenant", "session")}
+        names = ("max_tokens", "llm", "tenant", "session", "template", "request_class")
+        return [self.workload.table[name].to_pylist() for name in names]
 
 
 def block_ratio(spec: EngineSpec, workload: Workload) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The traffic log of `lengthwise serve --learn DIR`: its format and its writer; `traffic.reader` reads it.
+"""The traffic log of `lengthwise serve --log DIR`: its format and its writer; `traffic.reader` reads it.
 
 DIR holds parts `traffic-TIME-PID.jsonl`: a header line, then JSON objects that name their kind: a `request` when it
 ends (`RequestRow` without its nulls), an `engine` when its load changes, a `predictor` when the gateway stops. Lines
@@ -25,15 +25,13 @@ import numpy as np
 from pydantic_core import to_json
 
 from lengthwise.errors import InputError
-from lengthwise.files import write_all
+from lengthwise.files import append_whole, write_all
 from lengthwise.prefixes import Scopes
 from lengthwise.traffic.rows import RequestRow
 
 FORMAT: Final = 2
 HEADER: Final = {"kind": "lengthwise traffic", "format": FORMAT}
 PARTS: Final = "traffic-*.jsonl"
-MEMORY_NAME: Final = "memory.npz"
-"""The file of prefix memory beside the parts."""
 PREDICTOR_NAME: Final = "predictor.lw"
 """The model file beside the parts that `serve --watch` uses, and `adapt --from` writes unless another is named."""
 MAX_BLOCKS: Final = 64
@@ -167,13 +165,12 @@ class TrafficLog:
                 continue
             try:
                 file = self._open()
-                write_all(file, b"".join(lines))
+                append_whole(file, b"".join(lines))
                 self.written += len(lines)
                 if os.fstat(file).st_size >= part_bytes:
                     self._close()
             except OSError:
                 self.dropped += len(lines)
-                self._close()  # the next record begins a new part: an incomplete line is always the last
             lines, size = [], 0
 
     def _open(self) -> int:
@@ -181,10 +178,15 @@ class TrafficLog:
             self._close()
         if self._file is None:
             self._prune()
-            name = f"traffic-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{os.getpid()}.jsonl"
-            self._file = os.open(self._folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._part_until = time.monotonic() + _PART_S
-            write_all(self._file, (json.dumps(HEADER) + "\n").encode())
+            path = self._folder / f"traffic-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{os.getpid()}.jsonl"
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                write_all(file, (json.dumps(HEADER) + "\n").encode())
+            except OSError:  # a full disk takes a new file each second, but no byte
+                os.close(file)
+                path.unlink()
+                raise
+            self._file, self._part_until = file, time.monotonic() + _PART_S
         return self._file
 
     def _close(self) -> None:
@@ -210,13 +212,13 @@ def _read_key(folder: Path) -> bytes:
         if not path.exists():
             new = folder / f"key.{os.getpid()}"
             file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            write_all(file, os.urandom(_KEY_BYTES))
-            os.close(file)
             try:
+                write_all(file, os.urandom(_KEY_BYTES))
                 os.link(new, path)  # of several gateways on one folder one makes it
             except FileExistsError:
                 pass
             finally:
+                os.close(file)
                 new.unlink()
         key = path.read_bytes()
     except OSError as error:

@@ -113,10 +113,10 @@ def column(rows: Sequence[RequestRow], name: str) -> Floats:
 def read_traffic(folder: Path) -> LoggedTraffic:
     """Read all parts; InputError if there are none, or one is not such a log."""
     if not folder.is_dir():
-        raise InputError("is not a folder", source=folder, hint="give the folder of `lengthwise serve --learn`")
+        raise InputError("is not a folder", source=folder, hint="give the folder of `lengthwise serve --log`")
     records = [record for part in sorted(folder.glob(PARTS)) for record in _records(part)]
     if not any(isinstance(record, RequestRow) for record in records):
-        raise InputError("holds no requests", source=folder, hint="serve some with `lengthwise serve --learn DIR`")
+        raise InputError("holds no requests", source=folder, hint="serve some with `lengthwise serve --log DIR`")
     return LoggedTraffic.of(records, str(folder))
 
 

@@ -51,6 +51,8 @@ class RequestRow(NamedTuple):
     request_id: str | None = None
     """The client's id, or the gateway's."""
     tenant: str | None = None
+    request_class: str | None = None
+    """The class that it names, or its tenant's."""
     llm: str | None = None
     """The model that it asked for."""
     engine: str | None = None
@@ -71,6 +73,14 @@ class RequestRow(NamedTuple):
     """Whether it asks for one answer to one prompt."""
     max_tokens: int | None = None
     """The most tokens that its answer may have; None where it declares no limit."""
+    thinking: str | None = None
+    """Its switch for reasoning, where its fields state one: off, on, low, medium or high."""
+    ttft_limit_s: float | None = None
+    """Seconds to its first token that it may take, by itself, its tenant, its class or its model; None: no limit."""
+    per_token_limit_s: float | None = None
+    """The same of E2E per output token."""
+    e2e_limit_s: float | None = None
+    """The same to its last token."""
     preemptions: int | None = None
     recomputed_tokens: int | None = None
     """Tokens computed again after preemptions."""
@@ -81,11 +91,11 @@ class RequestRow(NamedTuple):
     predictor: str | None = None
     """The predictor in use at its arrival."""
     mu: float | None = None
-    """Of its prediction, a log-t of its answer's tokens: the client's hint (sigma 0), else the predictor's with online
-    calibration and prefix memory, else that of the LLM's history where it was ordered by it."""
+    """Of its prediction, a log-t of its answer's tokens: the client's hint (sigma 0), else the predictor's with what it
+    has learned, else that of the LLM's history where it was ordered by it."""
     sigma: float | None = None
     predictor_mu: float | None = None
-    """Of the predictor alone, before online calibration and prefix memory."""
+    """Of the model alone, without what was learned while serving."""
     predictor_sigma: float | None = None
     history_mu: float | None = None
     """Of the LLM's history at its arrival."""
@@ -96,6 +106,10 @@ class RequestRow(NamedTuple):
     """Keyed hashes of the prompt's first blocks."""
     text: str | None = None
     """What a predictor reads of the prompt, where prompts are kept."""
+
+
+LIMITS: Final = {"ttft_limit_s": "ttft_s", "per_token_limit_s": "per_token_s", "e2e_limit_s": "e2e_s"}
+"""Fields with latency limits, and the latencies that they limit."""
 
 
 def _kind(hint: Any) -> tuple[type, bool]:  # an annotation

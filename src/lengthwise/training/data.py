@@ -23,7 +23,9 @@ from lengthwise.files import data_home, read_parquet_table
 from lengthwise.lengths import TIE_NU, fit_rows
 from lengthwise.lengths.families import logt_family
 from lengthwise.llm_names import identify, resolve_llm
-from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, Pack
+from lengthwise.predictors.stated_length import stated
+from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, MADE, TEST, TRAIN, Pack
+from lengthwise.training.stated_rows import made_samples
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.datasets import ALPACA, GROUPS, load_alpaca_lengths, load_diverse, prompt_key
 from lengthwise.workloads.length_samples import clean_samples
@@ -117,7 +119,7 @@ def _with_smollm2(samples: LengthSamples, source: str | None) -> LengthSamples:
 
 
 def _with_diverse(samples: LengthSamples, config: DataConfig, known: Sequence[str]) -> LengthSamples:
-    """Add diverse prompts, at most `group_limit` of each group, without those that the samples have.
+    """Add diverse prompts, at most `group_limit` of each group, without those that the samples have; then made ones.
 
     LLMs with few prompts are pooled by the family and size that their names state: too few for a row of their own.
     """
@@ -138,7 +140,8 @@ def _with_diverse(samples: LengthSamples, config: DataConfig, known: Sequence[st
     pooled = [name if count[name] >= POOLED_BELOW or name in known else _pool(name) for name in names]
     number = table.schema.get_field_index("llm")
     table = table.set_column(number, table.schema.field("llm"), pa.array(pooled, pa.string()))
-    return LengthSamples(pa.concat_tables([samples.table, table]).combine_chunks(), samples.origin)
+    made = made_samples(known, seed=config.split_seed).table
+    return LengthSamples(pa.concat_tables([samples.table, table, made]).combine_chunks(), samples.origin)
 
 
 def _pool(name: str) -> str:
@@ -236,6 +239,7 @@ def make_pack(
         part=parts(table, config),
         fold=np.random.default_rng(config.split_seed).integers(0, _FOLDS, len(table)).astype(np.int8),
         features=np.array([identify(llm).features() for llm in (*samples.llms, "")], np.float32),
+        stated=_stated(table.column("prompt")),
         llms=samples.llms,
         corpora=corpora,
         pad_id=encoder.pad_id,
@@ -245,7 +249,11 @@ def make_pack(
         return pack
     texts, names = zip(*unlabelled, strict=True)
     corpus = [-1 if name is None else corpora.index(name) for name in names]
-    return pack.extended(*encoder.encode_all(texts), corpus)
+    return pack.extended(*encoder.encode_all(texts), _stated(texts), corpus)
+
+
+def _stated(texts: Sequence[str]) -> NDArray[np.float32]:
+    return np.array([stated(text).numbers() for text in texts], np.float32)
 
 
 def parts(table: PromptTable, config: DataConfig) -> NDArray[np.int8]:
@@ -253,8 +261,9 @@ def parts(table: PromptTable, config: DataConfig) -> NDArray[np.int8]:
     place = _uniforms(table, config.split_seed)
     part = np.full(len(table), ASIDE, np.int8)
     for i, (name, which) in enumerate(zip(table.column("corpus"), table.column("split"), strict=True)):
-        if (name in config.corpora or name in GROUPS) and which in config.splits:
-            part[i] = HELD_OUT if place[i] < config.held_out else TRAIN
+        if (name in config.corpora or name in GROUPS or name == MADE) and which in config.splits:
+            # A made prompt's lengths are no LLM's: nothing is scored or calibrated on them.
+            part[i] = HELD_OUT if place[i] < config.held_out and name != MADE else TRAIN
         elif which == "test":
             part[i] = TEST if name in config.corpora else ELSEWHERE
     if config.limit is not None:

@@ -27,9 +27,10 @@ class Recipe:
     networks: int = 3
 
 
-def standardise(inputs: Floats, clip: float) -> tuple[Floats, dict[str, Floats]]:
-    """Return inputs of mean 0 and std 1, clipped, and their `centre` and `spread`."""
+def standardise(inputs: Floats, clip: float, plain: slice = slice(0)) -> tuple[Floats, dict[str, Floats]]:
+    """Return inputs of mean 0 and std 1, clipped, and their `centre` and `spread`; columns `plain` stay as they are."""
     centre, spread = inputs.mean(axis=0), inputs.std(axis=0) + 1e-3
+    centre[plain], spread[plain] = 0.0, 1.0
     return np.clip((inputs - centre) / spread, -clip, clip), {"centre": centre, "spread": spread}
 
 

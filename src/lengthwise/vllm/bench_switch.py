@@ -82,7 +82,6 @@ class SwitchedScheduler(Protocol):
     """What an episode changes of a scheduler, and reads of it."""
 
     requests: dict[str, Request]
-    kv_cache_manager: Any
     length_policy: Policy
     refiner: Refiner | None
     jobs: JobTracker
@@ -99,6 +98,9 @@ class SwitchedScheduler(Protocol):
         """Return a refiner of another probe than the engine's own."""
 
     def reset_prefix_cache(self) -> bool: ...  # noqa: D102  (vLLM's)
+
+    def cached_blocks(self) -> int:
+        """Return the blocks in the prefix cache."""
 
     def facts(self) -> EngineFacts:
         """Return the engine's identity and limits."""
@@ -221,8 +223,7 @@ class BenchControl:
         scheduler.use(Setup(policy, predictor, service, forced, refiner))
         if make_policy(policy).uses_predictions:
             service.warm()
-        cached = len(scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block)
-        return {**self._state(), "ready": service.ready, "cached_blocks": cached}
+        return {**self._state(), "ready": service.ready, "cached_blocks": scheduler.cached_blocks()}
 
     def _end(self) -> dict[str, Any]:
         episode, self._episode = self._episode, None

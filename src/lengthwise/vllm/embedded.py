@@ -32,8 +32,10 @@ from lengthwise.policies import DEFAULT_POLICY, make_policy
 from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE
 from lengthwise.predictors.probe import load_probe, probe_path
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
-from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
+from lengthwise.predictors.service import known_predictor
+from lengthwise.predictors.state_file import STATE_CACHE, known_state
 from lengthwise.processes import die_with_parent, end_process
+from lengthwise.version import install_line
 from lengthwise.vllm.refine import WORKER as STATES_WORKER
 from lengthwise.vllm.refine import check_fit
 from lengthwise.vllm.smollm2 import MODEL_NAME, model_folder
@@ -57,9 +59,12 @@ class EngineOptions(BaseModel):
     """Order of waiting requests in the engine (docs/reference/policies.md)."""
     predictor: str = DEFAULT_PREDICTOR
     """Length predictor: fast, default, none, or a model file (.lw)."""
-    memory: Annotated[str, BeforeValidator(known_memory)] = MEMORY_ON
-    """Prefix memory, which learns the lengths of this traffic by prefix: on, off, or a file (.npz) that it continues
-    from and is saved to at the end."""
+    learning: bool = True
+    """Learn from the lengths of answers while serving (docs/reference/online.md). Off: predictions are those of the
+    model file, and nothing else predicts."""
+    state: Annotated[str, BeforeValidator(known_state)] = STATE_CACHE
+    """Folder for what is learned, saved every minute and at the end and restored at the start: a path, `cache` (in the
+    user's cache folder) or `off`."""
     probe: str | None = None
     """Refine predictions by the LLM's hidden states: default, or a probe file (.lw)."""
     host: str = "127.0.0.1"
@@ -171,8 +176,10 @@ class EmbeddedEngine:
         if options.plugin:
             chosen = {**options.plugin_options, "policy": options.policy}
             chosen["predictor"] = known_predictor(options.predictor)
-            if options.memory != MEMORY_ON:
-                chosen["memory"] = options.memory
+            if not options.learning:
+                chosen["learning"] = False
+            if options.state != STATE_CACHE:
+                chosen["state"] = options.state
             if not options.warm_predictor:
                 chosen["warm_predictor"] = False
             if options.probe is not None:
@@ -269,7 +276,7 @@ def _need_vllm() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise InputError(
             "vLLM is not installed",
-            hint="run `make engine` (CPU) or `pip install 'lengthwise[vllm]'` (GPU), or name a running engine",
+            hint=f"run `make engine` (CPU) or `{install_line('vllm')}` (GPU), or name a running engine",
         )
 
 

@@ -9,12 +9,12 @@ the truth; so a request declares its client's limit as `cap` in `vllm_xargs`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, as_logt
+from lengthwise.lengths import LogT
+from lengthwise.predictors.contract import PredictionInput
 from lengthwise.predictors.service import PredictionService, prediction_service
 
 
@@ -47,28 +47,18 @@ class ForcedLengths:
                 hint='give {"llm": a name, "scale": a number}',
             ) from error
 
+    def asked(self, request: PredictionInput) -> PredictionInput:
+        """Return the request as one to the other LLM, with its cap in that LLM's tokens."""
+        return replace(request, llm=self.llm, max_tokens=math.ceil(request.cap / self.scale))
+
+    def predicted(self, prediction: LogT, cap: int) -> LogT:
+        """Return a prediction of the forced length, censored at the cap of the request."""
+        return LogT(prediction.mu + math.log(self.scale), prediction.sigma, cap, prediction.nu)
+
+    def observed(self, tokens: int) -> int:
+        """Return a forced length in the other LLM's tokens, from which the predictor learns."""
+        return max(1, round(tokens / self.scale))
+
     def service(self, predictor: str) -> PredictionService:
-        """Return the prediction service of the forced lengths; its online calibration learns from them too."""
-        return prediction_service(predictor, lambda asked: ForcedLengthPredictor(asked, self))
-
-
-@dataclass(frozen=True)
-class ForcedLengthPredictor:
-    """A predictor asked about the other LLM, its predictions scaled."""
-
-    predictor: LengthPredictor
-    forced_lengths: ForcedLengths
-
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
-        """Return one prediction of the forced length for each input, censored at the cap of the input."""
-        scale = self.forced_lengths.scale
-        asked = [replace(each, llm=self.forced_lengths.llm, max_tokens=math.ceil(each.cap / scale)) for each in inputs]
-        predictions = as_logt(self.predictor.predict(asked))
-        return LogTPredictions.of(
-            predictions.mu + math.log(scale),
-            predictions.sigma,
-            [float(each.cap) for each in inputs],
-            nu=predictions.nu,
-            sample_mean=predictions.sample_mean * scale,
-            sample_std=predictions.sample_std * scale,
-        )
+        """Return the prediction service of the forced lengths, which learns from them too."""
+        return prediction_service(predictor, frame=self)

@@ -17,6 +17,7 @@ from itertools import takewhile
 from typing import Any, Final, Protocol
 
 from lengthwise.predictors.contract import render_chat
+from lengthwise.predictors.thinking import Thinking, thinking_of_prompt
 
 Render = Callable[..., str]
 
@@ -120,12 +121,18 @@ class PromptReader:
 
     def read(self, ids: Sequence[int]) -> str:
         """Return the request as predictors read it."""
+        return self.read_with_switch(ids)[0]
+
+    def read_with_switch(self, ids: Sequence[int]) -> tuple[str, Thinking | None]:
+        """Return the request as predictors read it, and its switch for reasoning as the template renders it."""
         if self.template is not None:
-            chat = self.template.messages(self._decode(ids, special=True))
+            rendered = self._decode(ids, special=True)
+            chat = self.template.messages(rendered)
             if chat is not None:
                 messages, tools = chat
-                return render_chat(messages, [{"function": {"name": name}} for name in tools])
-        return self._decode(ids, special=False)
+                text = render_chat(messages, [{"function": {"name": name}} for name in tools])
+                return text, thinking_of_prompt(rendered)
+        return self._decode(ids, special=False), None
 
     def _decode(self, ids: Sequence[int], *, special: bool) -> str:
         text = []

@@ -1,32 +1,27 @@
-"""vLLM's waiting queues on a `PolicyQueue`, and the `Job` of each vLLM request.
-
-With `vllm.scheduler`, the only modules that touch vLLM's scheduler.
-"""
+"""vLLM's waiting queues on a `PolicyQueue`, and the `Job` of each vLLM request."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
-from vllm.tokenizers import cached_tokenizer_from_config
-from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
-from vllm.v1.request import Request, RequestStatus
-
 from lengthwise.client.kind import xargs_prediction
+from lengthwise.client.request_classes import ClassConfig, clamped_priority, xargs_limits, xargs_priority
 from lengthwise.policies import Job, Policy, PolicyQueue, TokenRate
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.prefix_memory import scopes_of
 from lengthwise.predictors.service import PredictionService
 from lengthwise.prefixes import Scopes, hash_tokens
+from lengthwise.vllm.adapter import Request, RequestQueue, tokenizer_of
+from lengthwise.vllm.contract import Feature
 from lengthwise.vllm.forced_lengths import ForcedLengths
 from lengthwise.vllm.prompts import PromptReader
 from lengthwise.vllm.refine import Refiner
 
-_CUT: Final = frozenset(
-    {RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_REPETITION}
-)
+_CUT: Final = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED", "FINISHED_REPETITION"})
+"""Names of vLLM's RequestStatus under which an answer is not complete."""
 
 
 _log = logging.getLogger(__name__)
@@ -35,14 +30,11 @@ _log = logging.getLogger(__name__)
 class HostScheduler(Protocol):
     """What the queue and its jobs use of vLLM's scheduler and of our subclass of it."""
 
-    policy: SchedulingPolicy
     vllm_config: Any
-    kv_cache_manager: Any
     requests: dict[str, Request]
     running: list[Request]
     max_model_len: int
     max_num_running_reqs: int
-    max_num_active_reqs: int
     now: float
     """Time of the step, in seconds since 1970."""
     length_policy: Policy
@@ -53,12 +45,33 @@ class HostScheduler(Protocol):
     jobs: JobTracker
 
     @property
+    def slots(self) -> int:
+        """Requests that run at once."""
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether vLLM orders by priority."""
+
+    @property
+    def served_model_name(self) -> str:
+        """The name of the LLM."""
+
+    @property
     def predictions(self) -> PredictionService:
         """The service that predictions come from."""
 
     @property
     def forced_lengths(self) -> ForcedLengths | None:
         """The LLM whose lengths a measurement forces, if any."""
+
+    def has(self, feature: Feature, /) -> bool:
+        """Whether a feature works with this release."""
+
+    def needing(self, feature: Feature, /) -> AbstractContextManager[None, bool | None]:
+        """Turn the feature off if a name of vLLM is not as expected in the block."""
+
+    def cached_tokens(self, request: Request, /) -> int:
+        """Return the prompt tokens that the prefix cache holds."""
 
     def memory_may_run_out(self) -> bool:
         """Whether KV memory may run out before running requests end."""
@@ -70,12 +83,13 @@ class HostScheduler(Protocol):
 class JobTracker:
     """The Job of each vLLM Request, created once and stored on it; asks for predictions and reports final lengths."""
 
-    def __init__(self, scheduler: HostScheduler) -> None:
+    def __init__(self, scheduler: HostScheduler, classes: Mapping[str, ClassConfig]) -> None:
         self._scheduler = scheduler
-        self._by_priority = scheduler.policy == SchedulingPolicy.PRIORITY
+        self._classes = classes
+        self._by_priority = scheduler.by_priority
         self._latest = 0.0
         self.rate, self._ended_tokens = TokenRate(), 0
-        self._served = str(scheduler.vllm_config.model_config.served_model_name)
+        self._served = scheduler.served_model_name
         self._reader: PromptReader | None = None
 
     @property
@@ -95,9 +109,11 @@ class JobTracker:
             and self._scheduler.predictions.predicts
             and self._scheduler.length_policy.uses_predictions
         ):
-            # None with --skip-tokenizer-init. The template is read on this thread: a tokenizer that encodes must not be
-            # shared between threads.
-            tokenizer = cached_tokenizer_from_config(self._scheduler.vllm_config.model_config)
+            # The template is read on this thread: a tokenizer that encodes must not be shared between threads.
+            tokenizer = None
+            with self._scheduler.needing(Feature.PREDICTOR):
+                if self._scheduler.has(Feature.PREDICTOR):
+                    tokenizer = tokenizer_of(self._scheduler.vllm_config)
             if tokenizer is not None:
                 self._reader = PromptReader.of(tokenizer)
                 if self._scheduler.warm_predictor:
@@ -109,7 +125,9 @@ class JobTracker:
         if job is None:
             cap = self.cap(request)
             given = xargs_prediction(extra_args(request), cap)
-            known = self._scheduler.predictions.admit(request.request_id, self.llm, cap, self._scopes(request))
+            scopes = self._scopes(request)
+            request.lengthwise_blocks = () if scopes is None else scopes.blocks
+            known = self._scheduler.predictions.admit(request.request_id, self.llm, cap, scopes, tenant_of(request))
             job = Job(
                 id=request.request_id,
                 arrival=self._arrival(request),
@@ -117,9 +135,11 @@ class JobTracker:
                 prediction=given,
                 max_tokens=cap,
                 llm=self.llm,
-                priority=_clamped(request.priority) if self._by_priority else 0,
+                session=_name_of(request, "session"),
+                template=_name_of(request, "template"),
+                priority=clamped_priority(request.priority) if self._by_priority else 0,
             )
-            job.deadline = job.arrival + latency_target(request)
+            self._classify(request, job)
             request.lengthwise_job = job
             request.lengthwise_predicted = given is not None
             if not self.ask(request) and given is None:
@@ -127,11 +147,23 @@ class JobTracker:
         job.generated, job.preemptions = request.num_output_tokens, request.num_preemptions
         return job
 
+    def _classify(self, request: Request, job: Job) -> None:
+        """Set the limits and the priority in the request's `vllm_xargs`, or of the class that is named there.
+
+        The request gets the priority too: under `--scheduling-policy priority` vLLM chooses victims by it.
+        """
+        xargs = extra_args(request)
+        priority, known = xargs_priority(xargs, self._classes)
+        job.use_limits(**xargs_limits(xargs))
+        job.use_limits(**known.limits)
+        if priority is not None:
+            job.priority = request.priority = priority
+
     def _scopes(self, request: Request) -> Scopes | None:
         """Return what prefix memory knows the request by: vLLM's block hashes or, without prefix caching, our own."""
-        if self._scheduler.predictions.memory is None:
+        if not self._scheduler.predictions.remembers:
             return None
-        if request.block_hashes:
+        if getattr(request, "block_hashes", None):
             return scopes_of(self.llm, [int.from_bytes(block[:8], "little") for block in request.block_hashes])
         return scopes_of(self.llm, hash_tokens(request.prompt_token_ids or ()))
 
@@ -161,11 +193,20 @@ class JobTracker:
             return False
         if not self._scheduler.length_policy.uses_predictions:
             return False
-        cap, predictions = self.cap(request), self._scheduler.predictions
+        cap, predictions, tenant = self.cap(request), self._scheduler.predictions, tenant_of(request)
+        blocks = request.lengthwise_blocks
         return predictions.ask(
             request.request_id,
-            lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids)),
+            lambda: self._question(reader, ids, cap, blocks, tenant),
             quick=not self._affects_order() and not predictions.sample_due(),
+        )
+
+    def _question(
+        self, reader: PromptReader, ids: Sequence[int], cap: int, blocks: Sequence[int], tenant: str | None
+    ) -> PredictionInput:
+        text, thinking = reader.read_with_switch(ids)
+        return PredictionInput(
+            text, self.llm, cap, prompt_tokens=len(ids), blocks=blocks, tenant=tenant, thinking=thinking
         )
 
     def ended(self, request: Request, *, learn: bool = True) -> None:
@@ -181,18 +222,17 @@ class JobTracker:
             for requests in (self._scheduler.waiting, self._scheduler.kv_holding_waiting):
                 requests.queue.finished(job)
         tokens = request.num_output_tokens if generates(request) else None
+        status = request.status.name
         if not learn:
             self._scheduler.predictions.ended(request.request_id, None)
-        elif request.status == RequestStatus.FINISHED_ABORTED and tokens and request.sampling_params.stop:
+        elif status == "FINISHED_ABORTED" and tokens and request.sampling_params.stop:
             # Stop strings are matched outside the engine, which then aborts the request: its answer is complete.
             self._scheduler.predictions.ended(request.request_id, tokens)
-        elif request.status == RequestStatus.FINISHED_STOPPED or request.status in _CUT:
+        elif status == "FINISHED_STOPPED" or status in _CUT:
             # A forced length below the limit that the client declared is complete, not censored.
-            capped, declared = request.status == RequestStatus.FINISHED_LENGTH_CAPPED, declared_cap(request)
+            capped, declared = status == "FINISHED_LENGTH_CAPPED", declared_cap(request)
             forced = capped and declared is not None and (tokens or 0) < self.cap(request)
-            self._scheduler.predictions.ended(
-                request.request_id, tokens, censored=request.status in _CUT and not forced
-            )
+            self._scheduler.predictions.ended(request.request_id, tokens, censored=status in _CUT and not forced)
         else:
             self._scheduler.predictions.ended(request.request_id, None)
 
@@ -234,7 +274,7 @@ class PolicyRequestQueue(RequestQueue):
         self._jobs = scheduler.jobs
         self._scheduler = scheduler
         self.queue = PolicyQueue(
-            scheduler.length_policy, slots=scheduler.max_num_active_reqs, on_failure=scheduler.count_policy_failure
+            scheduler.length_policy, slots=scheduler.slots, on_failure=scheduler.count_policy_failure
         )
         self._requests: dict[str, Request] = {}
 
@@ -307,16 +347,25 @@ class PolicyRequestQueue(RequestQueue):
 
     def _cached_tokens(self, request: Request) -> int:
         """Return the prompt tokens in the prefix cache, for a policy whose order may depend on them; else 0."""
-        manager = self._scheduler.kv_cache_manager
-        if not self.queue.reads_progress or not manager.prefix_cache_lookup_enabled(request):
-            return 0
-        return int(manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1])
+        return self._scheduler.cached_tokens(request) if self.queue.reads_progress else 0
 
 
 def extra_args(request: Request) -> dict[str, Any]:
     """Return the request's `vllm_xargs`."""
     params = request.sampling_params
     return (params.extra_args if params is not None else None) or {}
+
+
+def tenant_of(request: Request) -> str | None:
+    """Return the tenant that a gateway names in `vllm_xargs`, by at most 64 characters."""
+    tenant = extra_args(request).get("tenant")
+    return None if tenant is None else str(tenant)[:64]
+
+
+def _name_of(request: Request, kind: str) -> str | None:
+    """Return the session or template that `vllm_xargs` names, apart for each tenant there; None without one."""
+    name = extra_args(request).get(kind)
+    return None if name is None else f"{tenant_of(request) or ''}\0{str(name)[:256]}"
 
 
 def declared_cap(request: Request) -> int | None:
@@ -327,18 +376,3 @@ def declared_cap(request: Request) -> int | None:
     except (TypeError, ValueError, OverflowError) as error:
         _log.warning("request %s: no usable cap in vllm_xargs (%s)", request.request_id, error)
         return None
-
-
-def latency_target(request: Request) -> float:
-    """Return the seconds in the request's `vllm_xargs.slo_s`, from a millisecond to a day; infinity without one."""
-    target = extra_args(request).get("slo_s")
-    try:
-        return math.inf if target is None else max(1e-3, min(86_400.0, float(target)))  # NaN: a day
-    except (TypeError, ValueError, OverflowError) as error:
-        _log.warning("request %s: no usable slo_s in vllm_xargs (%s)", request.request_id, error)
-        return math.inf
-
-
-def _clamped(priority: int) -> int:
-    """Return a client's priority within 32 bits."""
-    return min(max(priority, -(1 << 31)), (1 << 31) - 1)

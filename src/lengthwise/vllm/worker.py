@@ -8,15 +8,15 @@ from: the LLM's forward pass returns them beside its own output, compiled or eag
 these, the rows that are due are selected on the device and copied to the host while the next step runs; the copy is
 awaited where the step's tokens are.
 
-It relies on, under vllm (0.32): `set_aux_hidden_state_layers` of the model and `use_aux_hidden_state_outputs` of the
-model runner, read when the model is compiled and run; a step is execute_model, which leaves `execute_model_state` with
+What it relies on is stated in `vllm.contract`: a step is execute_model, which leaves `execute_model_state` with
 `aux_hidden_states` (in the order of the layers, a row for each token), and then sample_tokens; the rows are in the
 order of `input_batch.req_ids`, those of a request adjacent. `input_batch` belongs to the state in vLLM's second model
-runner (the default on a GPU) and to the runner in the first (CPU).
+runner (the default on a GPU) and to the runner in the first (CPU). Where a release differs, no states are reported.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +34,8 @@ if current_platform.is_cpu():
 else:
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
 
+_log = logging.getLogger(__name__)
+
 
 class StatesWorker(PlatformWorker):
     """vLLM's worker, which also reports the hidden states of each request's last token."""
@@ -44,6 +46,7 @@ class StatesWorker(PlatformWorker):
         self._wanted = Wanted.of(options.get("lengthwise", {}))
         self._prompt_tokens: dict[str, int] = {}
         self._step: Any = None
+        self._reports = True
         self._copies: Any = None
         # Part of the key of vLLM's compile cache: what is compiled returns the states of these layers.
         self.vllm_config.additional_config = {**options, "lengthwise_layers": list(self._wanted.layers)}
@@ -76,8 +79,7 @@ class StatesWorker(PlatformWorker):
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample the step's tokens; the output carries the states."""
-        with torch.inference_mode():
-            pending = self._states()  # first: sampling changes logits and removes the step's state
+        pending = self._pending()  # first: sampling changes logits and removes the step's state
         output = super().sample_tokens(grammar_output)
         if pending is None:
             return output
@@ -85,6 +87,18 @@ class StatesWorker(PlatformWorker):
             return OutputWithStates(output, pending)
         attach(output, pending.result())
         return output
+
+    def _pending(self) -> PendingStates | None:
+        """Return the states to report; none any more once this release of vLLM has been found to differ."""
+        if not self._reports:
+            return None
+        try:
+            with torch.inference_mode():
+                return self._states()
+        except (AttributeError, TypeError, KeyError) as error:
+            self._reports = False
+            _log.error("this vLLM keeps hidden states elsewhere, so predictions are not refined: %r", error)
+            return None
 
     def _states(self) -> PendingStates | None:
         """Return the states to report: at the end of a prompt and after every `every` tokens of an answer."""

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from lengthwise.workloads.arrivals import redraw, replay
     from lengthwise.workloads.datasets import castillo_workload, load_alpaca, load_castillo
     from lengthwise.workloads.formats import read_workload, write_workload
-    from lengthwise.workloads.generators import DiscreteLengths, behind_prefixes, into_sessions, react_workload
+    from lengthwise.workloads.generators import (
+        DiscreteLengths,
+        behind_prefixes,
+        into_sessions,
+        react_sessions,
+        react_workload,
+    )
     from lengthwise.workloads.length_samples import LengthSamples
     from lengthwise.workloads.traces import TRACES, Trace, load_trace
     from lengthwise.workloads.workload import LeftOut, LengthStatistics, Workload, WorkloadStatistics
@@ -32,6 +38,7 @@ __all__ = [
     "load_alpaca",
     "load_castillo",
     "load_trace",
+    "react_sessions",
     "react_workload",
     "read_workload",
     "redraw",
@@ -43,7 +50,7 @@ _EXPORTS = {
     "arrivals": ("redraw", "replay"),
     "datasets": ("castillo_workload", "load_alpaca", "load_castillo"),
     "formats": ("read_workload", "write_workload"),
-    "generators": ("DiscreteLengths", "behind_prefixes", "into_sessions", "react_workload"),
+    "generators": ("DiscreteLengths", "behind_prefixes", "into_sessions", "react_sessions", "react_workload"),
     "length_samples": ("LengthSamples",),
     "traces": ("TRACES", "Trace", "load_trace"),
     "workload": ("LeftOut", "LengthStatistics", "Workload", "WorkloadStatistics"),

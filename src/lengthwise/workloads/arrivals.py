@@ -92,6 +92,9 @@ def redraw(workload: Workload, *, requests: int, rate: float, seed: int, cv: flo
         raise InputError(f"{requests} requests", field="requests", hint="give at least 1")
     if not len(workload):
         raise InputError("holds no requests to draw from", source=workload.name)
+    if workload.has_think_times:
+        hint = "keep their order, with a rate and without a CV"
+        raise InputError("requests drawn at random leave their sessions", source=workload.name, field="cv", hint=hint)
     picks = in_rounds(len(workload), requests, generator(seed, "prompts"))
     return workload.take(picks, arrival_s=gamma(requests, rate, cv, generator(seed, "arrivals")))
 

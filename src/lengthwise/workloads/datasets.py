@@ -291,8 +291,10 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "chat": (
         "Open-Assistant/oasst-model-eval", "Re-Align/just-eval", "dustalov/llmfao (llmonitor benchmark)",
-        "cimo-labs/cje (arena_sample)", "allenai/noncompliance (CoCoNot)",
     ),
+    "open-ended": ("lmarena/arena-hard-auto (arena-bench-v1)", "lmarena/arena-hard-auto (v2.0)"),
+    "arena": ("cimo-labs/cje (arena_sample)",),
+    "noncompliance": ("allenai/noncompliance (CoCoNot)",),
     "chinese": ("ymcui/Chinese-LLaMA-Alpaca-3",),
     "zero-eval": ("WildEval/ZeroEval", "deepseek-ai/DeepSeek-Math-V2"),
     "mmlu-pro": ("TIGER-AI-Lab/MMLU-Pro",),
@@ -310,7 +312,11 @@ CASTILLO_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "castillo-chat": ("DollyDataset", "ShareGPT"),
 }
 _GROUP_OF: Final = {source: group for group, sources in GROUPS.items() for source in sources}
-_DIVERSE_COLUMNS: Final = ("prompt", "model", "output_tokens", "finish", "source", "licence", "maybe_hidden_reasoning")
+_DIVERSE_FILES: Final = ("lengths.parquet", "open_ended.parquet")
+"""The second one is optional; its answers of reasoning LLMs count the visible answer."""
+_DIVERSE_COLUMNS: Final = ("prompt", "model", "output_tokens", "finish", "source", "licence")
+_DIVERSE_TYPES: Final = (pa.string(), pa.string(), pa.int64(), pa.string(), pa.string(), pa.string())
+_HIDDEN: Final = "maybe_hidden_reasoning"
 _SPACE: Final = re.compile(r"\s+")
 
 
@@ -319,14 +325,12 @@ def load_diverse(
 ) -> LengthSamples:
     """Return one row per prompt and LLM, with the group as the corpus; `finish` "length" is a capped sample.
 
-    `where` is the folder that holds lengths.parquet, $LENGTHWISE_DATA/diverse if not given. Names of LLMs are
-    normalised, to that of `known_llms` where it is the same LLM. A prompt of several groups stays in the first one.
-    Answers with hidden reasoning are left out: their length is not known. With `ships`, sources of unclear licence are
-    left out.
+    `where` is the folder that holds lengths.parquet and, optionally, open_ended.parquet; $LENGTHWISE_DATA/diverse if
+    not given. Names of LLMs are normalised, to that of `known_llms` where it is the same LLM. A prompt of several
+    groups stays in the first one. Answers with hidden reasoning are left out: their length is not known. With `ships`,
+    sources of unclear licence are left out.
     """
-    path = _diverse_file(where)
-    table = read_parquet_table(path)
-    require_columns(table, _DIVERSE_COLUMNS, path)
+    path, table = _diverse_table(where)
     unknown = sorted(set(pc.unique(table["source"]).to_pylist()) - set(_GROUP_OF))
     if unknown:
         raise InputError(
@@ -336,7 +340,7 @@ def load_diverse(
     names = {normalise_llm(name): name for name in known_llms}
     prompts: dict[str, tuple[str, str]] = {}
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    records = [row for row in table.select(list(_DIVERSE_COLUMNS)).to_pylist() if _usable(row, ships)]
+    records = [row for row in table.to_pylist() if _usable(row, ships)]
     for row in sorted(records, key=lambda row: order[_GROUP_OF[row["source"]]]):
         text, group = row["prompt"], _GROUP_OF[row["source"]]
         first = prompts.setdefault(prompt_key(text), (group, str(len(prompts))))
@@ -355,7 +359,7 @@ def load_diverse(
 
 def diverse_licences(where: str | Path | None = None, *, ships: bool = False) -> dict[str, str]:
     """Return the licence of each source."""
-    table = read_parquet_table(_diverse_file(where))
+    _, table = _diverse_table(where)
     found = dict(zip(table["source"].to_pylist(), table["licence"].to_pylist(), strict=True))
     return {source: found[source] for source in sorted(found) if not (ships and source in UNCLEAR_LICENCE)}
 
@@ -374,8 +378,20 @@ def prompt_key(text: str) -> str:
 def _usable(row: Mapping[str, Any], ships: bool) -> bool:
     if ships and row["source"] in UNCLEAR_LICENCE:
         return False
-    return bool(row["output_tokens"] and row["output_tokens"] >= 1 and not row["maybe_hidden_reasoning"])
+    return bool(row["output_tokens"] and row["output_tokens"] >= 1 and not row[_HIDDEN])
 
 
-def _diverse_file(where: str | Path | None) -> Path:
-    return data_folder("diverse", where, "the lengths of diverse prompts do not ship") / "lengths.parquet"
+def _diverse_table(where: str | Path | None) -> tuple[Path, pa.Table]:
+    """Return the first file and the rows of all files; a file without the column has no hidden reasoning."""
+    folder = data_folder("diverse", where, "the lengths of diverse prompts do not ship")
+    parts: list[pa.Table] = []
+    for name in _DIVERSE_FILES:
+        path = folder / name
+        if parts and not path.is_file():
+            continue
+        table = read_parquet_table(path)
+        require_columns(table, _DIVERSE_COLUMNS, path)
+        hidden = table[_HIDDEN] if _HIDDEN in table.column_names else pa.repeat(False, len(table))
+        columns = [table[column].cast(kind) for column, kind in zip(_DIVERSE_COLUMNS, _DIVERSE_TYPES, strict=True)]
+        parts.append(pa.table([*columns, hidden], [*_DIVERSE_COLUMNS, _HIDDEN]))
+    return folder / _DIVERSE_FILES[0], pa.concat_tables(parts)

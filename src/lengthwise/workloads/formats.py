@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.files import atomic_path, check_readable, open_text, read_parquet_table, stem
 from lengthwise.prefixes import BLOCK_TOKENS, BYTES_PER_TOKEN
+from lengthwise.traffic.rows import LIMITS
 from lengthwise.workloads.arrivals import generator, spread_ticks
 from lengthwise.workloads.columns import cast_column, refuse_null, refuse_twice, text_block_lists
 from lengthwise.workloads.workload import HINTS, SCHEMA, LeftOut, Parsed, Workload
@@ -163,7 +164,21 @@ MOONCAKE_BLOCK_TOKENS = 512
 TICK_S = 3.0
 """Mooncake's published timestamps are multiples of three seconds."""
 
-_MOONCAKE_EXTRA = ("prompt", "sample_mean", "llm", "max_tokens", "priority", "tenant", "session")
+_MOONCAKE_EXTRA = (
+    *(
+        "prompt",
+        "sample_mean",
+        "llm",
+        "max_tokens",
+        "priority",
+        "tenant",
+        "session",
+        "template",
+        "think_s",
+        "request_class",
+    ),
+    *LIMITS,
+)
 _MOONCAKE_SCHEMA = pa.schema(
     [
         pa.field("timestamp", pa.float64()),

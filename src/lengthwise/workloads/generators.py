@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 import string
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, cycle, islice, pairwise
-from typing import Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.files import sample
+from lengthwise.files import VARIABLE, data_home, sample
 from lengthwise.prefixes import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
@@ -189,17 +190,20 @@ def _rechained(workload: Workload, texts: list[str], chosen: NDArray[np.int64], 
 _N = TypeVar("_N", np.int64, np.float64)
 
 
-def into_sessions(workload: Workload, *, turns: float, think_s: float, seed: int) -> Workload:
+def into_sessions(
+    workload: Workload, *, turns: float, think_s: float, seed: int, closed_loop: bool = False
+) -> Workload:
     """Return the workload's requests as the turns of sessions.
 
     Turns per session are geometric with mean `turns`. A session starts with its first request; the next
     turn follows after an exponential time with mean `think_s`, counted from arrival to arrival (open loop:
-    it includes the time the answer takes).
+    it includes the time the answer takes) or, with `closed_loop`, from the answer to the arrival.
 
     input of turn k = input and output of turn k - 1 + the tokens of the new user turn
 
-    The result is a window on a steady state, with as many requests in the same time as before: turns that
-    fall beyond its end wrap around to its start, as late turns of earlier sessions.
+    In a closed loop `arrival_s` of every turn is the start of its session. In an open loop the result is a window on a
+    steady state, with as many requests in the same time as before: turns that fall beyond its end wrap around to its
+    start, as late turns of earlier sessions.
 
     The texts of the answers are not recorded, so blocks follow one stream per session, and `prompt` stays what
     it was: the new turn's own text.
@@ -212,10 +216,14 @@ def into_sessions(workload: Workload, *, turns: float, think_s: float, seed: int
     first = np.flatnonzero(np.diff(session, prepend=-1))
     think = generator(seed, "think").exponential(think_s, len(workload))
     think[first] = 0.0
-    arrival = workload.arrival_s[first][session] + _running(think, first, session)
+    arrival = workload.arrival_s[first][session]
+    if not closed_loop:
+        arrival = arrival + _running(think, first, session)
     context = _running(workload.input_tokens + workload.output_tokens, first, session)
     input_tokens = context - workload.output_tokens
-    lap, arrival = _into_window(arrival, workload)
+    lap = np.zeros(len(workload), np.int64)
+    if not closed_loop:
+        lap, arrival = _into_window(arrival, workload)
     streams = session + lap * len(workload) + int(generator(seed, "streams").integers(2**62))
     order = np.argsort(arrival, kind="stable")
     return workload.take(
@@ -225,7 +233,15 @@ def into_sessions(workload: Workload, *, turns: float, think_s: float, seed: int
         session=[_name(*ids) for ids in zip(session[order].tolist(), lap[order].tolist(), strict=True)],
         block_hashes=stream_block_lists(streams[order], input_tokens[order] // BLOCK_TOKENS),
         block_size=BLOCK_TOKENS,
+        **({"think_s": _think_times(think, first)} if closed_loop else {}),
     )
+
+
+def _think_times(think: NDArray[np.float64], first: NDArray[np.int64]) -> pa.Array:
+    """Return the column `think_s`: null for the first turn of a session."""
+    opens = np.zeros(len(think), np.bool_)
+    opens[first] = True
+    return pa.array(think, mask=opens)
 
 
 def _into_window(arrival: NDArray[np.float64], workload: Workload) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -312,6 +328,122 @@ def react_workload(
         name=f"react {workloads} workloads, {examples} examples",
         block_size=BLOCK_TOKENS,
     )
+
+
+_AGENT_FILES = {
+    "hotpotqa": ("prompts_naive.json", ("webthink_simple6",)),
+    "fever": ("fever.json", ("webthink_simple3",)),
+    "alfworld": ("alfworld.json", ("react_",)),
+}
+"""Kinds of ReAct's tasks: the file of its prompts, and how the names of those with thoughts begin."""
+_AGENT_PREFIX_TOKENS = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of a trajectory, in tokens: what the LLM writes (thought and action), and what the tool replies."""
+
+    answer: int
+    observation: int
+
+
+def react_sessions(*, sessions: int, rate: float, seed: int, think_s: float = 1.0) -> Workload:
+    """Return ReAct agents in a closed loop: each step waits for the tool, an exponential time with mean `think_s`.
+
+    A session is a task of one of three kinds (HotpotQA, FEVER, ALFWorld; `template`), each as likely. It has as many
+    steps as one of the recorded trajectories of its kind, and the lengths of steps of that kind, drawn at random. Its
+    prompts begin with the examples of its kind, and hold all that was said before. `rate`: requests per second.
+
+    The trajectories are those of ReAct's own prompts (Yao et al., ICLR 2023; MIT licence), in LENGTHWISE_DATA.
+    """
+    if sessions < 1:
+        raise InputError(f"{sessions} sessions", field="sessions", hint="give at least 1")
+    if not (np.isfinite(think_s) and think_s >= 0):
+        raise InputError(f"a think time of {think_s:g} s", field="think_s", hint="a number of seconds, at least 0")
+    kinds = {kind: _trajectories(kind) for kind in _AGENT_FILES}
+    rng = generator(seed, "agents")
+    names = list(kinds)
+    kind_of = rng.integers(0, len(names), sessions)
+    columns: dict[str, list[Any]] = {name: [] for name in ("kind", "session", "own", "output_tokens", "first")}
+    for number, kind in enumerate(kind_of.tolist()):
+        recorded = kinds[names[kind]]
+        pool = [step for steps in recorded for step in steps]
+        prompt = 16  # tokens of the task
+        for turn in range(len(recorded[rng.integers(len(recorded))])):
+            step = pool[rng.integers(len(pool))]
+            for name, value in zip(columns, (kind, number, prompt, step.answer, turn == 0), strict=True):
+                columns[name].append(value)
+            prompt += step.answer + step.observation
+    session, own = np.array(columns["session"]), np.array(columns["own"])
+    first = np.flatnonzero(columns["first"])
+    starts = gamma(sessions, rate * sessions / len(session), 1.0, generator(seed, "arrivals"))
+    streams = session + int(generator(seed, "streams").integers(2**62))
+    chosen = np.array(columns["kind"])
+    alone = Workload.from_table(
+        {
+            "arrival_s": starts[session],
+            "input_tokens": own,
+            "output_tokens": columns["output_tokens"],
+            "block_hashes": stream_block_lists(streams, own // BLOCK_TOKENS),
+            "session": [_name(each, 0) for each in session.tolist()],
+            "template": [names[kind] for kind in chosen.tolist()],
+            "think_s": _think_times(generator(seed, "think").exponential(think_s, len(session)), first),
+        },
+        name="react agents",
+        block_size=BLOCK_TOKENS,
+    )
+    texts = [system_prefix(index, _AGENT_PREFIX_TOKENS) for index in range(len(names))]
+    return alone.replace(
+        input_tokens=own + _AGENT_PREFIX_TOKENS,
+        block_hashes=_rechained(alone, texts, chosen, _AGENT_PREFIX_TOKENS, BLOCK_TOKENS),
+    )
+
+
+def _trajectories(kind: str) -> list[list[_Step]]:
+    """Return the recorded trajectories of a kind of task."""
+    name, prefixes = _AGENT_FILES[kind]
+    home = data_home()
+    path = None if home is None else home / "traces" / "react" / name
+    if path is None or not path.is_file():
+        raise InputError(
+            "ReAct's trajectories are not on this machine",
+            source="react agents",
+            hint=f"set {VARIABLE} to the folder that holds traces/react/{name} (github.com/ysymyth/ReAct)",
+        )
+    prompts = json.loads(path.read_text(encoding="utf-8"))
+    texts = [text for key, text in prompts.items() if key.startswith(prefixes)]
+    return [steps for text in texts for steps in _steps(text)]
+
+
+def _steps(text: str) -> Iterator[list[_Step]]:
+    """Yield the trajectories of a prompt: lines of the LLM begin with >, Thought or Action, the others are replies."""
+    steps: list[_Step] = []
+    written = replied = 0
+    acted = False
+
+    def step() -> _Step:
+        return _Step(max(1, -(-written // BYTES_PER_TOKEN)), -(-replied // BYTES_PER_TOKEN))
+
+    for line in text.splitlines():
+        size = len(line.encode()) + 1
+        if line.startswith(("Question:", "Claim:", "You are in")):
+            if acted:
+                steps.append(step())
+            if steps:
+                yield steps
+            steps, written, replied, acted = [], 0, 0, False
+        elif line.startswith(("> ", "Thought")):
+            if acted:
+                steps.append(step())
+            written, replied, acted = size, 0, line.startswith(">")
+        elif line.startswith("Action"):
+            written, acted = written + size, True
+        elif acted:
+            replied += size
+    if acted:
+        steps.append(step())
+    if steps:
+        yield steps
 
 
 def examples_text(groups: int) -> str:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.traffic.rows import LIMITS
 from lengthwise.workloads.columns import conform, refuse_where
 
 
@@ -128,8 +129,20 @@ SCHEMA = pa.schema(
         pa.field("priority", pa.int32(), nullable=False),
         pa.field("tenant", pa.string()),
         pa.field("session", pa.string()),
+        pa.field("template", pa.string()),
+        pa.field("think_s", pa.float64()),
+        pa.field("request_class", pa.string()),
+        pa.field("ttft_limit_s", pa.float64()),
+        pa.field("per_token_limit_s", pa.float64()),
+        pa.field("e2e_limit_s", pa.float64()),
     ]
 )
+_NOT_HASHED_EMPTY = (
+    "template",
+    "think_s",
+    "request_class",
+    *LIMITS,
+)  # so that workloads without them keep the content hash that they had
 
 _REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
 HINTS = {
@@ -140,6 +153,8 @@ HINTS = {
     "sample_mean": "a finite number of tokens above 0, or nothing",
     "max_tokens": "a whole number of tokens, at least 1, or nothing",
     "priority": "a whole number, lower runs first, 0 by default",
+    "think_s": "seconds after the answer to the session's turn before, a finite number of at least 0, or nothing",
+    **dict.fromkeys(LIMITS, "seconds from the arrival, a finite number above 0, or nothing for no limit"),
 }
 
 
@@ -155,7 +170,9 @@ class LeftOut:
 class Workload:
     """Requests sorted by arrival. Build one with `from_table`, which checks every cell once.
 
-    `block_size` is the number of tokens a block hash stands for, None where no prefixes are known.
+    `block_size` is the number of tokens a block hash stands for, None where no prefixes are known. A request with
+    `think_s` arrives so many seconds after the answer to the turn before, the row above of its tenant and session, and
+    not before its `arrival_s`: a closed loop. Where there is no such row it arrives at `arrival_s`.
     Two workloads are equal when their requests and block size are; name and provenance do not count.
     """
 
@@ -184,7 +201,8 @@ class Workload:
             pc.fill_null(requests["priority"], 0),
         )
         _check_arrivals(requests, source)
-        _check_lengths(requests, source)
+        _check_numbers(requests, source)
+        _check_sessions(requests, source)
         _check_blocks(requests, block_size, source)
         has_blocks = requests["block_hashes"].null_count < len(requests)
         return cls(requests, name, block_size if has_blocks else None, left_out)
@@ -228,6 +246,53 @@ class Workload:
         """Mean of the prompt's clean samples; NaN where unknown."""
         return cast("NDArray[np.float64]", pc.fill_null(self.table["sample_mean"], math.nan).to_numpy())
 
+    def limit(self, name: str) -> NDArray[np.float64]:
+        """Return one of the columns `LIMITS`, in seconds; infinite where a request has no limit."""
+        return cast("NDArray[np.float64]", pc.fill_null(self.table[name], math.inf).to_numpy())
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether any request has a latency limit of its own."""
+        return any(self.table[name].null_count < len(self) for name in LIMITS)
+
+    @cached_property
+    def session_numbers(self) -> NDArray[np.int64]:
+        """The number of each request's session, in order of their first requests; -1 for a request without one.
+
+        Sessions of the same name that belong to different tenants are different ones.
+        """
+        names, tenants = (self.table[name].to_pylist() for name in ("session", "tenant"))
+        known: dict[tuple[str | None, str], int] = {}
+        numbers = [
+            -1 if name is None else known.setdefault((tenant, name), len(known))
+            for tenant, name in zip(tenants, names, strict=True)
+        ]
+        return np.array(numbers, np.int64)
+
+    @property
+    def has_think_times(self) -> bool:
+        """Whether any request waits for the answer to an earlier turn: a closed loop."""
+        return bool(self.table["think_s"].null_count < len(self))
+
+    @cached_property
+    def think_s(self) -> NDArray[np.float64]:
+        """Seconds from the answer to the turn before until the request arrives; NaN where it waits for no answer."""
+        return cast("NDArray[np.float64]", pc.fill_null(self.table["think_s"], math.nan).to_numpy())
+
+    @cached_property
+    def next_turn(self) -> NDArray[np.int64]:
+        """The row of the request that waits for the answer to this one; -1: none does."""
+        following = np.full(len(self), -1, np.int64)
+        last: dict[int, int] = {}
+        waits = ~np.isnan(self.think_s)
+        for row, session in enumerate(self.session_numbers.tolist()):
+            if session >= 0:
+                before = last.get(session)
+                if before is not None and waits[row]:
+                    following[before] = row
+                last[session] = row
+        return following
+
     @cached_property
     def block_offsets(self) -> NDArray[np.int64]:
         """Row i's hashes are `block_values[block_offsets[i]:block_offsets[i + 1]]`."""
@@ -267,7 +332,8 @@ class Workload:
     @cached_property
     def content_hash(self) -> str:
         """Digest of all cells, 16 hex digits; independent of the name and of the chunking of the table."""
-        return fingerprint(self.table, salt=f"block_size={self.block_size}")
+        empty = [name for name in _NOT_HASHED_EMPTY if self.table[name].null_count == len(self)]
+        return fingerprint(self.table.drop_columns(empty), salt=f"block_size={self.block_size}")
 
     def describe(self) -> WorkloadStatistics:
         """Return rate, burstiness, lengths and the repeated share of the prompts."""
@@ -340,15 +406,26 @@ def _falls(arrival: NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.concatenate([[False], arrival[1:] < arrival[:-1]])
 
 
-def _check_lengths(table: pa.Table, source: str | Path) -> None:
+def _check_numbers(table: pa.Table, source: str | Path) -> None:
     for name in ("input_tokens", "output_tokens", "max_tokens"):
         column = table[name]
         bad = pc.fill_null(pc.less(column, 1), False).to_numpy()
         refuse_where(bad, column, field=name, wrong="is below 1", hint=HINTS[name], source=source)
-    column = table["sample_mean"]
-    fine = pc.and_(pc.is_finite(column), pc.greater(column, 0.0))
+    for name, wrong in (("sample_mean", "is no mean"), *((limit, "is no limit") for limit in LIMITS)):
+        column = table[name]
+        fine = pc.and_(pc.is_finite(column), pc.greater(column, 0.0))
+        bad = ~pc.fill_null(fine, True).to_numpy()
+        refuse_where(bad, column, field=name, wrong=wrong, hint=HINTS[name], source=source)
+
+
+def _check_sessions(table: pa.Table, source: str | Path) -> None:
+    column = table["think_s"]
+    fine = pc.and_(pc.is_finite(column), pc.greater_equal(column, 0.0))
     bad = ~pc.fill_null(fine, True).to_numpy()
-    refuse_where(bad, column, field="sample_mean", wrong="is no mean", hint=HINTS["sample_mean"], source=source)
+    refuse_where(bad, column, field="think_s", wrong="is no think time", hint=HINTS["think_s"], source=source)
+    alone = pc.and_(pc.is_valid(column), pc.is_null(table["session"])).to_numpy()
+    hint = "name the session whose answer it waits for, or leave think_s out"
+    refuse_where(alone, column, field="think_s", wrong="without a session", hint=hint, source=source)
 
 
 def _check_blocks(table: pa.Table, block_size: int | None, source: str | Path) -> None:

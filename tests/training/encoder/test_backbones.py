@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
+from lengthwise.predictors.stated_length import STATED
 from tests.training.encoder import tiny
 from tests.training.encoder.tiny import torch
 
 from lengthwise.training.encoder.network import load_backbone  # isort: skip
-from lengthwise.training.encoder.package import to_onnx  # isort: skip
+from lengthwise.training.encoder.package import to_onnx, with_embedding  # isort: skip
 from lengthwise.training.encoder.run import prepare, train  # isort: skip
-from lengthwise.predictors.encoder import _session  # isort: skip
+from lengthwise.predictors.encoder import EMBEDDING, _session  # isort: skip
 
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def feed(features: np.ndarray[Any, Any], batch: int = 2, tokens: int = 7) -> dic
     return {
         "ids": rng.integers(5, 15, (batch, tokens)),
         "log_size": np.zeros(batch, np.float32),
+        "stated": rng.random((batch, STATED), np.float32),
         "row": np.arange(batch).repeat(2),
         "llm": np.tile([0, 3], batch),
         "features": features[np.tile([0, 3], batch)],
@@ -64,12 +66,27 @@ def test_attention_is_one_operator_in_the_onnx_graph(tiny_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "all"])
-def test_outputs_do_not_depend_on_padding(pooling: str, tiny_folder: Path) -> None:
-    network = prepare(tiny.config(tiny_folder, pooling=pooling)).network().eval()
-    ids, mask, size = torch.randint(5, 15, (1, 6)), torch.ones(1, 6), torch.zeros(1)
+def test_the_graph_returns_the_pooled_vector_of_each_prompt(pooling: str, tiny_folder: Path) -> None:
+    prepared = prepare(tiny.config(tiny_folder, pooling=pooling))
+    network = prepared.network().eval()
+    given = feed(prepared.pack.features)
+    with torch.no_grad():
+        hidden, _ = network.backbone(torch.as_tensor(given["ids"]), None)
+    wanted = {"cls": hidden[:, 0], "max": hidden.amax(1)}.get(pooling, hidden.mean(1))
+    model = to_onnx(network, int8=False)
+    found = _session(model).run([EMBEDDING], given)[0]
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-4)
+    assert with_embedding(model) == model
+
+
+@pytest.mark.parametrize("middle", [False, True])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "all"])
+def test_outputs_do_not_depend_on_padding(pooling: str, middle: bool, tiny_folder: Path) -> None:
+    network = prepare(tiny.config(tiny_folder, pooling=pooling, middle=middle)).network().eval()
+    ids, mask, rest = torch.randint(5, 15, (1, 6)), torch.ones(1, 6), (torch.zeros(1), torch.ones(1, STATED))
     more = torch.cat([ids, torch.zeros(1, 4, dtype=torch.long)], 1), torch.cat([mask, torch.zeros(1, 4)], 1)
     with torch.no_grad():
-        torch.testing.assert_close(network.encode(ids, mask, size), network.encode(*more, size))
+        torch.testing.assert_close(network.encode(ids, mask, *rest), network.encode(*more, *rest))
 
 
 @pytest.mark.parametrize("kind", ["minilm", "distilbert"])

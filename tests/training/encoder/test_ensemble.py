@@ -22,6 +22,7 @@ def pack(spread: float) -> Pack:
         tokens=np.zeros(P, np.uint16), offsets=np.arange(P + 1), sizes=np.ones(P, np.int32), lengths=lengths,
         censored=np.zeros(lengths.shape, bool), fitted=np.zeros((P, L, 2), np.float16), corpus=empty,
         part=np.full(P, HELD_OUT, np.int8), fold=empty, features=np.zeros((L + 1, 3), np.float32),
+        stated=np.zeros((P, 16), np.float32),
         llms=("a", "b"), corpora=("c",), pad_id=0, mask_id=1,
     )  # fmt: skip
 

@@ -58,6 +58,15 @@ def test_any_text_has_a_prediction(predictor: EncoderPredictor) -> None:
     assert (predictions.sample_std >= 0).all()
 
 
+def test_prompts_are_described_as_they_are_predicted(predictor: EncoderPredictor) -> None:
+    inputs = [PredictionInput(text, "x") for text in ("write a poem", "write", "write a poem")]
+    predictions, (first, other, again) = predictor.describe(inputs)
+    assert np.array_equal(predictions.mu, predictor.predict(inputs).mu)
+    assert np.mean(first.features**2) == pytest.approx(1.0, rel=1e-4)
+    assert first is again
+    assert len(other.terms) < len(first.terms)
+
+
 def test_no_inputs_give_no_predictions(predictor: EncoderPredictor) -> None:
     assert len(predictor.predict([])) == 0
 

@@ -27,7 +27,7 @@ from lengthwise.training.fast.word_tables import FOLDS, TOPICS, Vocabulary, lear
 from lengthwise.training.pairs import PairTable, score_pairs
 
 LLMS = ("a/one-7B", "b/two-1B")
-WORDS = [b"write", b"a", b"long", b"short", b"story", b"about", b"list", b"name", b"of", b"the"]
+WORDS = [b"write", b"a", b"long", b"short", b"story", b"about", b"lamp", b"tree", b"of", b"the"]
 
 
 def table(prompts: int = 300, seed: int = 0) -> PairTable:

@@ -3,10 +3,10 @@
 
 const API = 'lengthwise/v1/';
 const QUANTILES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
-const DECADES = 4; // of the token axis: 1 to 10,000
 const KEPT = 800;
+const GAP = 2; // buckets without a request that ended: longer, the line breaks
 const $ = id => document.getElementById(id);
-const state = { history: null, last: null, ended: [], series: [], prefix: new Map(), metric: 0, statistic: 0, key: stored('key') };
+const state = { history: null, last: null, ended: [], series: [], prefix: new Map(), metric: 0, statistic: 0, key: stored('key'), scale: [0, 4], drawnAt: 0 };
 
 // --- Small helpers -------------------------------------------------------------------------------------------------
 
@@ -35,13 +35,16 @@ const tenantColour = number => `var(--t${number % 6})`;
 const policyColour = number => `var(--t${(number * 2 + 3) % 6})`;
 const seconds = s => s >= 100 ? s.toFixed(0) + ' s' : s >= 1 ? s.toFixed(1) + ' s' : (1000 * s).toFixed(0) + ' ms';
 const count = n => n >= 10000 ? (n / 1000).toFixed(0) + 'k' : Math.round(n).toLocaleString('en');
-const across = tokens => 100 * Math.min(1, Math.max(0, Math.log10(Math.max(1, tokens)) / DECADES));
+// The token axis: from one power of ten to another, fitted to the lengths that are shown.
+const across = tokens => 100 * Math.min(1, Math.max(0, (Math.log10(Math.max(1, tokens)) - state.scale[0]) / (state.scale[1] - state.scale[0])));
+const decades = () => Array.from({ length: state.scale[1] - state.scale[0] + 1 }, (_, i) => 10 ** (state.scale[0] + i));
+const decadeName = tokens => tokens >= 1000 ? tokens / 1000 + 'k' : String(tokens);
 
 // A request as it is sent: number, mu, sigma, cap, tenant, source, prompt tokens, then what its state adds.
 const common = row => ({ number: row[0], mu: row[1], sigma: row[2], cap: row[3], tenant: row[4], source: row[5], prompt: row[6] });
 const waitingRequest = row => ({ ...common(row), waited: row[7] });
 const runningRequest = row => ({ ...common(row), engine: row[7], soFar: row[8], ran: row[9] });
-const endedRequest = row => ({ ...common(row), tokens: row[7], cut: row[8], queued: row[9], ttft: row[10], e2e: row[11], policy: row[12], at: row[13] });
+const endedRequest = row => ({ ...common(row), tokens: row[7], cut: row[8], queued: row[9], ttft: row[10], e2e: row[11], policy: row[12], at: row[13], engine: row[14] });
 // A prediction is a log-t: quantile = min(cap, exp(mu + sigma * t)).
 const quantile = (r, q) => Math.min(r.cap, Math.exp(r.mu + r.sigma * state.history.quantiles[q]));
 const predicted = r => r.source > 0;
@@ -55,14 +58,25 @@ class Lane {
     this.more = $(id).querySelector('.more');
     this.came = came;
     this.rows = new Map();
-    const axis = $(id).querySelector('.axis');
-    for (let decade = 0; decade <= DECADES; decade++) {
-      const tick = element('span', { textContent: ['1', '10', '100', '1k', '10k'][decade] });
-      tick.style.left = 100 * decade / DECADES + '%';
-      axis.append(tick);
-    }
+    this.axis = $(id).querySelector('.axis');
+    this.drawAxis();
+    this.box.addEventListener('click', event => this.open(event.target.closest('.row')));
+    this.box.addEventListener('keydown', event => { if (event.key === 'Enter') this.open(event.target.closest('.row')); });
     this.empty = element('p', { className: 'empty', textContent: 'none' });
     this.box.append(this.empty);
+  }
+
+  open(row) {
+    const shown = [...this.rows].find(([, other]) => other === row);
+    if (shown) showRequest(this.requests.get(shown[0]), row.title);
+  }
+
+  drawAxis() {
+    this.axis.replaceChildren(...decades().map(tokens => {
+      const tick = element('span', { textContent: decadeName(tokens) });
+      tick.style.left = across(tokens) + '%';
+      return tick;
+    }));
   }
 
   draw(requests, total, note, words) {
@@ -71,7 +85,9 @@ class Lane {
     const shown = requests.slice(0, fit);
     const left = new Set(this.rows.keys());
     const known = shown.filter(request => left.has(request.number)).length;
-    const moves = known >= shown.length / 2; // where most rows are new every second, fading them in would flicker
+    const moves = known >= shown.length / 2; // where most rows are new every second, moving them would overlap
+    this.box.classList.toggle('still', !moves);
+    this.requests = new Map(shown.map(request => [request.number, request]));
     shown.forEach((request, place) => {
       left.delete(request.number);
       const row = this.rows.get(request.number) ?? this.make(request, place, pitch, moves);
@@ -86,7 +102,7 @@ class Lane {
   get rem() { return parseFloat(getComputedStyle(document.documentElement).fontSize); }
 
   make(request, place, pitch, moves) {
-    const row = element('div', { className: moves ? 'row new' : 'row', role: 'listitem' });
+    const row = element('div', { className: moves ? 'row new' : 'row', role: 'listitem', tabIndex: 0 });
     const track = element('div', { className: 'track' }, ...['wide', 'half', 'mid', this.came].filter(Boolean).map(c => element('i', { className: c })));
     row.append(element('span', { className: 'tag' }), track, element('span', { className: 'note' }));
     row.style.transform = `translateY(${(place + (moves ? 0.6 : 0)) * pitch}px)`;
@@ -117,10 +133,22 @@ class Lane {
 
 const lanes = { queue: new Lane('lane-queue'), slots: new Lane('lane-slots', 'sofar'), ended: new Lane('lane-ended', 'came') };
 
+// Fit the axis to the lengths of the last snapshots: whole powers of ten, at least two of them.
+function fitAxis(requests) {
+  const ends = requests.flatMap(r => [quantile(r, 0.05), quantile(r, 0.95), r.tokens ?? quantile(r, 0.5)]).map(t => Math.max(1, t));
+  if (!ends.length) return;
+  const low = Math.floor(Math.log10(Math.min(...ends)) + 1e-9), high = Math.ceil(Math.log10(Math.max(...ends)) - 1e-9);
+  const scale = [Math.min(low, Math.max(high, 2) - 2), Math.max(high, low + 2)];
+  if (scale[0] === state.scale[0] && scale[1] === state.scale[1]) return;
+  state.scale = scale;
+  Object.values(lanes).forEach(lane => lane.drawAxis());
+  drawCalibration();
+}
+
 function prediction(r) {
   const [low, mid, high] = [0.05, 0.5, 0.95].map(q => count(quantile(r, q)));
-  const from = predicted(r) ? 'predicted by ' + state.history.sources[r.source] : 'not predicted: the wide prior';
-  return `${tenantName(r.tenant)}, prompt of ${count(r.prompt)} tokens, ${from}: ${low} to ${high} tokens, median ${mid}`;
+  const from = predicted(r) ? 'predicted by ' + state.history.sources[r.source] : 'not predicted in time (grey): the wide prior';
+  return `request ${r.number}, ${tenantName(r.tenant)}, prompt of ${count(r.prompt)} tokens, ${from}: ${low} to ${high} tokens, median ${mid}`;
 }
 
 function drawRequests(snapshot) {
@@ -129,8 +157,29 @@ function drawRequests(snapshot) {
   lanes.queue.draw(queue, snapshot.waiting, r => seconds(r.waited), (r, place) => `number ${place + 1}, ${prediction(r)}; waited ${seconds(r.waited)}`);
   lanes.slots.draw(slots, snapshot.running, r => count(r.soFar) + ' tok', r => `on ${r.engine}, ${prediction(r)}; about ${count(r.soFar)} so far in ${seconds(r.ran)}`);
   const ended = state.ended.slice(-60).reverse();
-  lanes.ended.draw(ended, 0, r => count(r.tokens) + ' tok', r => `${prediction(r)}; ${r.cut ? 'cut at' : 'ended at'} ${count(r.tokens)} in ${seconds(r.e2e)}`);
+  fitAxis([...queue, ...slots, ...state.ended.slice(-300)]);
+  lanes.ended.draw(ended, 0, r => count(r.tokens) + ' tok', r => `${prediction(r)}; ${r.cut ? 'cut at' : 'ended at'} ${count(r.tokens)} on ${engineName(r.engine)} in ${seconds(r.e2e)}, of which it waited ${seconds(r.queued)}`);
 }
+
+const engineName = number => state.last?.engine_names[number] ?? state.history.engine_names[number] ?? '';
+
+// What is known of a request: of an open one also its place, its key and why its engine was chosen.
+async function showRequest(request, words) {
+  $('request-title').textContent = `Request ${request.number}`;
+  $('request-words').textContent = words;
+  $('request-facts').replaceChildren();
+  $('request-dialog').showModal();
+  if (request.tokens !== undefined) return;
+  try {
+    const { requests: [found] } = await (await call('explain/number:' + request.number)).json();
+    const facts = { id: found.request_id, state: found.state, model: found.model, engine: found.engine, place: found.position,
+      waited: seconds(found.waited_s), policy: found.policy.name, key: found.policy.key, ...found.policy.terms, router: found.router?.name, ...found.router?.terms };
+    $('request-facts').replaceChildren(...Object.entries(facts).filter(([, value]) => value != null && typeof value !== 'object').flatMap(([name, value]) =>
+      [element('dt', { textContent: name.replaceAll('_', ' ') }), element('dd', { textContent: typeof value === 'number' ? Number(value.toPrecision(5)) : value })]),
+      element('dt', { textContent: 'reason' }), element('dd', { textContent: (found.policy.formula ?? '').split('\n')[0] }));
+  } catch (error) { $('request-facts').replaceChildren(element('dt', { textContent: 'now' }), element('dd', { textContent: error.status === 404 ? 'it has ended' : error.message })); }
+}
+$('request-close').addEventListener('click', () => $('request-dialog').close());
 
 // --- Numbers and engines -------------------------------------------------------------------------------------------
 
@@ -196,6 +245,12 @@ function drawCalibration() {
     : 'No predicted answer has ended yet.';
 }
 
+function drawLearned(learned) {
+  const tau = value => value.toFixed(2).replace('0.', '.');
+  const taus = learned?.alone == null || learned.learned == null ? '' : `: tau ${tau(learned.alone)} → ${tau(learned.learned)} on the last ${count(learned.recent)}`;
+  $('learned-words').textContent = learned ? `Learned from ${count(learned.answers)} answers${taus}.` : 'Learning is off.';
+}
+
 // The size of a picture, and the space for the labels of its axes: text has the same size in every window.
 function space(svg) {
   const size = parseFloat(getComputedStyle(svg).fontSize);
@@ -207,14 +262,14 @@ function drawScatter(answers, inside) {
   const x = tokens => left + (w - left - 8) * across(tokens) / 100;
   const y = tokens => h - bottom - (h - bottom - 8) * across(tokens) / 100;
   const dots = list => list.map(r => `M${x(quantile(r, 0.5)).toFixed(1)} ${y(r.tokens).toFixed(1)}h0`).join('');
-  const ticks = [1, 10, 100, 1000, 10000];
+  const ticks = decades(), low = ticks[0], high = ticks.at(-1);
   $('scatter').setAttribute('viewBox', `0 0 ${w} ${h}`);
   $('scatter').replaceChildren(
     ...ticks.flatMap((t, i) => [
-      shape('path', { class: 'grid', d: `M${x(t)} ${y(1)}V${y(10000)}M${x(1)} ${y(t)}H${x(10000)}` }),
-      shape('text', { x: x(t), y: h - 6, 'text-anchor': i === 4 ? 'end' : 'middle' }, ['1', '10', '100', '1k', '10k'][i]),
-      shape('text', { x: left - 6, y: y(t) + 4, 'text-anchor': 'end' }, ['1', '10', '100', '1k', '10k'][i])]),
-    shape('path', { class: 'ideal', d: `M${x(1)} ${y(1)}L${x(10000)} ${y(10000)}` }),
+      shape('path', { class: 'grid', d: `M${x(t)} ${y(low)}V${y(high)}M${x(low)} ${y(t)}H${x(high)}` }),
+      shape('text', { x: x(t), y: h - 6, 'text-anchor': i === ticks.length - 1 ? 'end' : 'middle' }, decadeName(t)),
+      shape('text', { x: left - 6, y: y(t) + 4, 'text-anchor': 'end' }, decadeName(t))]),
+    shape('path', { class: 'ideal', d: `M${x(low)} ${y(low)}L${x(high)} ${y(high)}` }),
     shape('path', { class: 'dots', d: dots(answers.filter(inside)) }),
     shape('path', { class: 'dots out', d: dots(answers.filter(r => !inside(r))) }));
   $('scatter').setAttribute('aria-label', `Predicted median against actual length of ${answers.length} answers, ${answers.filter(inside).length} of them inside their 90 % interval`);
@@ -240,14 +295,16 @@ function drawReliability(shares) {
 
 // --- Latency -------------------------------------------------------------------------------------------------------
 
-// A point of the series: bucket, policy, tenant, requests, then mean and P95 of TTFT, E2E and per-token latency.
+// A point of the series: bucket, policy, tenant, requests, then mean and P99 of TTFT, E2E and per-token latency,
+// requests with latency limits, those of them within all their limits.
 function drawLatency() {
   const svg = $('series'), [w, h, short, bottom] = space(svg), left = 1.6 * short;
   const value = point => point[4 + 2 * state.metric + state.statistic];
   const points = state.series;
   svg.setAttribute('viewBox', `0 0 ${w} ${h}`);
   if (!points.length) { svg.replaceChildren(shape('text', { x: w / 2, y: h / 2, 'text-anchor': 'middle' }, 'nothing has ended yet')); drawGroups(); return; }
-  const last = points.at(-1)[0], first = Math.min(points[0][0], last - 8);
+  const now = state.last?.now ?? state.history.now;
+  const last = Math.max(points.at(-1)[0], now / state.history.bucket_s - 1), first = Math.min(points[0][0], last - 8);
   const top = niceTop(Math.max(...points.map(value)));
   const x = bucket => left + (w - left - 8) * (bucket - first) / (last - first);
   const y = v => h - bottom - (h - bottom - 14) * Math.min(1, v / top);
@@ -260,7 +317,8 @@ function drawLatency() {
   for (const tenant of new Set(points.map(p => p[2]))) {
     let d = '', before = null;
     for (const point of points.filter(p => p[2] === tenant)) {
-      d += `${before === null || point[0] - before > 4 ? 'M' : 'L'}${x(point[0]).toFixed(1)} ${y(value(point)).toFixed(1)}`;
+      const [across, up] = [x(point[0]).toFixed(1), y(value(point)).toFixed(1)];
+      d += before === null || point[0] - before > GAP ? `M${across} ${up}h0` : `L${across} ${up}`; // time without traffic is a gap
       before = point[0];
     }
     parts.push(shape('path', { class: 'line', stroke: tenantColour(tenant), d }));
@@ -289,20 +347,27 @@ function niceTop(most) {
 
 function drawGroups() {
   const groups = new Map();
-  for (const [, policy, tenant, n, ttft, , e2e, , token] of state.series) {
-    const sums = groups.get(policy + ' ' + tenant) ?? { policy, tenant, n: 0, sums: [0, 0, 0] };
+  const inForce = state.last?.policy; // means under several policies would be those of different traffic
+  const since = state.series.findLastIndex(point => point[1] !== inForce) + 1;
+  for (const [bucket, policy, tenant, n, ttft, , e2e, , token, , limited, met] of state.series.slice(since)) {
+    const sums = groups.get(policy + ' ' + tenant) ?? { policy, tenant, n: 0, sums: [0, 0, 0], limited: 0, met: 0, buckets: new Set() };
     sums.n += n;
+    sums.limited += limited;
+    sums.met += met;
+    sums.buckets.add(bucket);
     [ttft, e2e, token].forEach((v, i) => { sums.sums[i] += n * v; });
     groups.set(policy + ' ' + tenant, sums);
   }
   const policies = state.last?.policies ?? state.history.policies;
+  const attained = g => g.limited ? [(100 * g.met / g.limited).toFixed(1) + ' %', (g.met / (g.buckets.size * state.history.bucket_s)).toFixed(2)] : ['–', '–'];
   $('groups').replaceChildren(...[...groups.values()].sort((a, b) => a.policy - b.policy || a.tenant - b.tenant).map(g =>
-    element('tr', {}, ...[policies[g.policy], tenantName(g.tenant), count(g.n), ...g.sums.map(s => seconds(s / g.n))].map(t => element('td', { textContent: t })))));
+    element('tr', {}, ...[tenantName(g.tenant), count(g.n), ...g.sums.map(s => seconds(s / g.n)), ...attained(g)].map(t => element('td', { textContent: t })))));
   $('tenants').replaceChildren(...[...new Set(state.series.map(p => p[2]))].map(tenant => {
     const key = element('i', { className: 'key half' });
     key.style.background = tenantColour(tenant);
     return element('span', {}, key, tenantName(tenant));
   }));
+  $('groups').parentElement.caption.textContent = `Mean by tenant since ${policies[inForce] ?? 'the policy'} is in force`;
   const words = [...groups.values()].map(g => `${policies[g.policy]}, ${tenantName(g.tenant)}: mean ${seconds(g.sums[state.metric] / g.n)}`).join('; ');
   $('series').setAttribute('aria-label', `${['TTFT', 'E2E latency', 'Per-token latency'][state.metric]} over time. ${words}`);
 }
@@ -351,8 +416,19 @@ function showAnswers({ now, answers, complete }) {
   const span = now.seconds >= 120 ? Math.round(now.seconds / 60) + ' min' : Math.round(now.seconds) + ' s';
   const intro = `${count(now.requests)} requests of ${span}, against \`${now.policy}\` on ${now.engines} now. The simulator's mean E2E for that is ${error} % ${now.simulated_over_measured < 1 ? 'below' : 'above'} the measured one.`;
   $('answers').replaceChildren(element('p', { className: 'hint' }, ...marked(intro)), element('ul', {}, ...answers.map(answer =>
-    element('li', {}, element('span', {}, ...marked(answer.words)), ratioBars(answer)))));
+    element('li', { title: answer.figures }, element('span', {}, ...marked(answer.words)), ratioBars(answer)))));
   if (!complete) $('answers').append(element('p', { className: 'hint', textContent: 'The time limit was reached before the others were simulated.' }));
+}
+
+// The last hour under another policy, kept up to date by the gateway: the same requests, so that policies can be compared.
+function drawBeside(beside) {
+  if (!beside) return;
+  const factor = name => { const found = beside.over[name]; return found ? found[0] >= 10 ? found[0].toFixed(0) + 'x' : found[0].toFixed(1) + 'x' : '–'; };
+  const share = v => (100 * v).toFixed(0) + ' %';
+  const within = beside.within ? `; within 2 s ${share(beside.within[0])} instead of ${share(beside.within[1])}` : '';
+  $('beside-title').textContent = `the last ${count(beside.now.requests)} requests under ${beside.policy} instead of ${beside.now.policy}, simulated`;
+  $('beside').textContent = `TTFT ${factor('ttft_p50')}, per token ${factor('per_token_mean')}, E2E ${factor('e2e_mean')}${within}`;
+  $('beside').title = `Simulated, over what runs now (${beside.now.policy}). ${beside.figures}`;
 }
 
 const marked = words => words.split('`').map((part, i) => i % 2 ? element('code', { textContent: part }) : part);
@@ -379,11 +455,21 @@ async function call(path, options = {}) {
 }
 
 $('switch').addEventListener('click', () => {
-  $('switch-policy').value = '';
+  $('switch-policy').value = state.last ? $('policy').textContent : '';
   $('switch-key').value = state.key ?? '';
+  $('switch-access').hidden = Boolean(state.key);
+  sayWrapper();
   $('switch-error').textContent = '';
   $('switch-dialog').showModal();
+  $('switch-policy').select();
 });
+// A wrapper such as fair(...) is part of the policy's name: a name without it drops it.
+function sayWrapper() {
+  const wrapper = /^(\w+)\(/.exec($('policy').textContent)?.[1];
+  const drops = wrapper && !$('switch-policy').value.trim().includes(wrapper + '(');
+  $('switch-note').textContent = drops ? `This drops ${wrapper}(...): write ${wrapper}(${$('switch-policy').value.trim() || 'NAME'}) to keep it.` : '';
+}
+$('switch-policy').addEventListener('input', sayWrapper);
 $('switch-cancel').addEventListener('click', () => $('switch-dialog').close());
 $('switch-dialog').querySelector('form').addEventListener('submit', async event => {
   event.preventDefault();
@@ -392,12 +478,19 @@ $('switch-dialog').querySelector('form').addEventListener('submit', async event 
     await call('policy', { method: 'PUT', body: JSON.stringify({ policy: $('switch-policy').value.trim() }) });
     $('switch-dialog').close();
   } catch (error) {
-    const hint = error.status === 403 && !state.history?.keys ? ' Start it with --keys and use an admin key, or with --remote-control.' : '';
-    $('switch-error').textContent = error.message + hint;
+    if (error.status === 401 || error.status === 403) $('switch-access').hidden = false;
+    $('switch-error').textContent = error.message;
   }
 });
 
 function useKey(key) { state.key = key || null; stored('key', key); }
+
+// `lengthwise serve` prints the URL with its admin token; the address then shows it no longer.
+const token = /^#token=(.+)$/.exec(location.hash)?.[1];
+if (token) {
+  useKey(decodeURIComponent(token));
+  window.history.replaceState(null, '', location.pathname);
+}
 
 function askKey(message) {
   $('key-words').textContent = `This gateway shows its queue to administrators only: ${message}`;
@@ -436,10 +529,13 @@ function onSnapshot(snapshot) {
     state.series = [...kept, ...snapshot.series];
   }
   drawNumbers(snapshot);
+  drawLearned(snapshot.learned);
   drawRequests(snapshot);
   drawEngines(snapshot);
   if (first || snapshot.finished.length) drawCalibration();
-  if (first || snapshot.series) drawLatency();
+  const bucket = Math.floor(snapshot.now / state.history.bucket_s);
+  if (first || snapshot.series || bucket !== state.drawnAt) { state.drawnAt = bucket; drawLatency(); }
+  drawBeside(snapshot.beside);
 }
 
 function onEvent(text) {

@@ -42,6 +42,16 @@ def _at(name: str) -> At:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def engine_at(typing_context: Any, address: Any) -> Any:
+    """Return the record of an engine by its address."""
+
+    def place(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return numba.from_dtype(ENGINE)(types.int64), place
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def copy(typing_context: Any, to: Any, source: Any) -> Any:
     """Copy one record over another of the same type."""
 
@@ -60,13 +70,16 @@ predicted_lengths_at = _at("predicted_length")
 hash_offset_at = _at("hash_offsets")
 hash_at = _at("hashes")
 median_at = _at("medians")  # at `prediction_of`
-arrival_at = _at("arrivals")
+cap_at = _at("caps")
 bin_at = _at("bins")
+arrival_at = _at("arrivals")
 job_at = _at("jobs")  # at `prediction_of`
 rank_table_at = _at("rank_tables")
 lanes_at = _at("lanes")
 groups_at = _at("groups")
 target_at = _at("target")
+limits_at = _at("limits")
+calibration_at = _at("calibration")
 by_deadline_at = _at("by_deadline")
 row_at = _at("rows")
 waiting_at = _at("waiting")
@@ -79,6 +92,7 @@ index_at = _at("index")
 table_at = _at("tables")  # at table * positions + position
 free_table_at = _at("free_tables")
 demand_at = _at("demands")
+growth_at = _at("growth")
 
 
 @inlined

@@ -1,6 +1,7 @@
-"""The waiting requests of the policy `slo` in order of their deadlines, for requests without a deadline of their own.
+"""The waiting requests of the policies `slo` and `ontime` in the order in which they are due.
 
-All have the same target, so that this is the order of arrival. The rules are those of `policies.slo`, compiled.
+Under `slo` that is the order of arrival: all have the same target, and the host asks the policy if one has its own
+deadline. The rules are those of `policies.slo` and `policies.ontime`, compiled.
 """
 
 from __future__ import annotations
@@ -9,65 +10,84 @@ import numpy as np
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.compiled import inlined_copies
-from lengthwise.policies import slo
+from lengthwise.policies import ontime, slo
+from lengthwise.policies.calibration import UNPREDICTED
+from lengthwise.simulator.kernel import calibration
 from lengthwise.simulator.kernel.access import (
     arrival_at,
     bin_at,
     by_deadline_at,
+    calibration_at,
+    cap_at,
     copy,
+    limits_at,
     median_at,
     prediction_of,
     progress_at,
     request_at,
     target_at,
 )
-from lengthwise.simulator.kernel.records import Record
+from lengthwise.simulator.kernel.records import SLO, Record
 
-count_arrival, charge_chosen, _record_length, _work_of, _observe_latency, _remember = inlined_copies(
-    slo.count_arrival, slo.charge_chosen, slo.record_length, slo.work_of, slo.observe_latency, slo.remember
+count_arrival, charge_chosen, _count_finished, _observe_latency, _remember = inlined_copies(
+    slo.count_arrival, slo.charge_chosen, slo.count_finished, slo.observe_latency, slo.remember
 )
 
 
 @compiled
-def _waiting_at(engine: Record, place: int) -> tuple[float, float, float, bool, int]:
+def _work_at(engine: Record, place: int) -> float:
+    entry = by_deadline_at(engine, place)
+    return float(calibration.calibrated_work(calibration_at(engine, 0), entry.median, entry.bin, entry.cap))
+
+
+@compiled
+def _waiting_slo(engine: Record, place: int) -> tuple[float, float, float, bool, int]:
     """The request at a place: see `policies.slo.waiting_at`."""
-    entry, state = by_deadline_at(engine, place), target_at(engine, 0)
-    work = _work_of(state, entry.median, entry.bin)
-    return entry.arrival + state.target_s, entry.median, work, entry.predicted != 0, entry.order
+    entry, target_s = by_deadline_at(engine, place), target_at(engine, 0).target_s
+    return entry.due + target_s, entry.median, _work_at(engine, place), entry.bin != UNPREDICTED, entry.order
 
 
-_, _choose = inlined_copies(slo.shortest_on_time, slo.choose, waiting_at=_waiting_at)
+@compiled
+def _waiting_on_time(engine: Record, place: int) -> tuple[float, float, float, float, float, float, int]:
+    """The request at a place: see `policies.ontime.waiting_at`."""
+    entry = by_deadline_at(engine, place)
+    limits, arrival = limits_at(engine, entry.row), arrival_at(engine, entry.row).value
+    preemptions = float(request_at(engine, entry.row).preemptions)
+    work = _work_at(engine, place)
+    return arrival, limits.due, limits.per_token, limits.deadline, work, preemptions, entry.order
+
+
+*_, _choose_slo = inlined_copies(slo.shortest_on_time, slo.leaves_slack, slo.choose, waiting_at=_waiting_slo)
+_, _choose_on_time = inlined_copies(ontime.latest_start, ontime.choose, waiting_at=_waiting_on_time)
 
 
 @compiled
 def _fill(engine: Record, place: int, row: int) -> None:
-    """Set the length of a waiting request; a negative bin means the wide prior: see `host`."""
+    """Set the predicted length of a waiting request."""
     entry, at = by_deadline_at(engine, place), prediction_of(engine, row)
-    entry.median, number = median_at(engine, at).value, bin_at(engine, at).value
-    entry.bin, entry.predicted = max(number, -1 - number), number >= 0
+    entry.median, entry.cap, entry.bin = median_at(engine, at).value, cap_at(engine, at).value, bin_at(engine, at).value
 
 
 @compiled
 def finished(engine: Record, row: int) -> None:
     """Record a true length."""
-    at = prediction_of(engine, row)
-    number = bin_at(engine, at).value
-    median, place = median_at(engine, at).value, max(number, -1 - number)
-    _record_length(target_at(engine, 0), median, place, request_at(engine, row).output)
+    _count_finished(target_at(engine, 0), request_at(engine, row).output)
+    calibration.finished(engine, row)
 
 
 @compiled
 def insert(engine: Record, row: int, order: int) -> None:
     """Add a request that waits, the last to join; `n_waiting` includes it already."""
-    arrival, priority, place = arrival_at(engine, row).value, request_at(engine, row).priority, engine.n_waiting - 1
+    due = arrival_at(engine, row).value if engine.policy == SLO else limits_at(engine, row).due
+    priority, place = request_at(engine, row).priority, engine.n_waiting - 1
     while place > 0:
         before = by_deadline_at(engine, place - 1)
-        if before.priority < priority or (before.priority == priority and before.arrival <= arrival):
+        if before.priority < priority or (before.priority == priority and before.due <= due):
             break
         copy(by_deadline_at(engine, place), before)
         place -= 1
     entry = by_deadline_at(engine, place)
-    entry.arrival, entry.row, entry.order, entry.priority = arrival, row, order, priority
+    entry.due, entry.row, entry.order, entry.priority = due, row, order, priority
     _fill(engine, place, row)
 
 
@@ -95,17 +115,28 @@ def set_prediction(engine: Record, row: int) -> None:
 
 
 @compiled
-def select(engine: Record) -> int:
-    """Row of the request to admit next, among those of the most urgent priority: `Slo.select`."""
+def _select_slo(engine: Record, count: int) -> tuple[int, bool, bool]:
+    """`Slo.select` among the first `count` requests."""
     state, rate, slots = target_at(engine, 0), engine.rate.per_s, engine.max_num_seqs
-    count, learned = engine.n_waiting, np.isnan(engine.policy_parameters[0])
-    while by_deadline_at(engine, count - 1).priority > by_deadline_at(engine, 0).priority:
-        count -= 1
-    if learned and rate > 0.0 and state.arrived:
+    learned = np.isnan(engine.policy_parameters[0])
+    if rate > 0.0 and state.arrived:
         work = 0.0
         for place in range(count):
-            work += _waiting_at(engine, place)[2]
-        _observe_latency(state, work, slots, rate)
-    place, charged, kept = _choose(engine, count, state.target_s, state.credit, slots, rate, engine.now, learned)
-    _remember(state, _waiting_at(engine, place)[2], charged, kept)
+            work += _work_at(engine, place)
+        _observe_latency(state, work, slots, rate, learned)
+    return _choose_slo(engine, count, state.target_s, state.fcfs_s, state.credit, slots, rate, engine.now, learned)
+
+
+@compiled
+def select(engine: Record) -> int:
+    """Row of the request to admit next, among those of the most urgent priority."""
+    state, count = target_at(engine, 0), engine.n_waiting
+    while by_deadline_at(engine, count - 1).priority > by_deadline_at(engine, 0).priority:
+        count -= 1
+    if engine.policy == SLO:
+        place, charged, kept = _select_slo(engine, count)
+    else:
+        slots, rate = engine.max_num_seqs, engine.rate.per_s
+        place, charged, kept = _choose_on_time(engine, count, state.credit, slots, rate, engine.now)
+    _remember(state, _work_at(engine, place), charged, kept)
     return int(by_deadline_at(engine, place).row)

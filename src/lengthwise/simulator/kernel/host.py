@@ -12,30 +12,31 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise import policies, prefixes
-from lengthwise.compiled import cache_folder, compiled
+from lengthwise.compiled import announce, compiled
 from lengthwise.lengths import log_t
-from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, SelectingPolicy, TokenRate, WaitingJobs
+from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, TokenRate, WaitingJobs, selects
 from lengthwise.policies.arrival_order import Boost, Hrrn, Preble
 from lengthwise.policies.base import BasePolicy, last_of_largest
+from lengthwise.policies.calibration import LengthCalibration, length_bins
 from lengthwise.policies.job import COLUMN_NAMES
-from lengthwise.policies.lengthwise import Lengthwise, length_bin
+from lengthwise.policies.lengthwise import Lengthwise
+from lengthwise.policies.ontime import OnTime
 from lengthwise.policies.preemptive import Gittins, Srpt
-from lengthwise.policies.slo import PRIOR_MU, Slo, length_bins
+from lengthwise.policies.slo import Slo
 from lengthwise.simulator import costs
-from lengthwise.simulator.fleet import EngineSpec
+from lengthwise.simulator.engine import EngineEvent, FleetEngines, policy_calls
+from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.kernel import loop, memory
 from lengthwise.simulator.kernel import records as r
 from lengthwise.simulator.kernel.records import Record
@@ -43,10 +44,11 @@ from lengthwise.simulator.outcome import MAX_SAMPLES, SAMPLE, SAMPLE_EVERY_S, En
 from lengthwise.simulator.traffic import JobTable, Records, Rows, Table, Traffic, block_ratio
 
 _log = logging.getLogger(__name__)
-_run, _cached_blocks = loop.run, memory.cached_blocks
+_run, _run_due, _cached_blocks = loop.run, loop.run_due, memory.cached_blocks
 _UNSENT: Final = np.zeros(1, r.PROGRESS)
-_UNSENT["heap_index"] = -1
+_UNSENT["heap_index"] = r.NONE
 _UNLIMITED: Final = np.iinfo(np.int64).max
+_EVENTS: Final = 1024  # read at once
 _KEYS_BYTES: Final = 64 << 20  # for columns of keys, one per level of the queue
 _LEVELS: Final = 4096  # remembered levels: a power of two
 _REKEY: Final = {"never": r.NEVER, "on_level": r.ON_LEVEL, "on_progress": r.ON_PROGRESS, "on_time": r.ON_TIME}
@@ -58,6 +60,7 @@ _COMPILED: Final[dict[type, int]] = {
     Boost: r.BOOST,
     Srpt: r.SRPT,
     Gittins: r.GITTINS,
+    OnTime: r.ONTIME,
 }
 _GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
     COLUMN_NAMES.index(name) for name in ("generated", "cached_tokens", "round_number", "preemptions")
@@ -91,22 +94,27 @@ def _cached(fingerprint: int) -> Callable[[Records, int, int], int]:
     return cached
 
 
+def _advance_group(
+    fingerprint: int,
+) -> Callable[[NDArray[np.int64], Table, int, int, float, Records], tuple[int, int, int]]:
+    def advance_group(
+        engines: NDArray[np.int64], next_event_s: Table, first: int, last: int, until: float, found: Records
+    ) -> tuple[int, int, int]:
+        if fingerprint < 0:
+            return -1, 0, 0
+        return _run_due(engines, next_event_s, first, last, until, found)
+
+    return advance_group
+
+
 _advance_kernel = compiled(_advance(_fingerprint()))
 """Run every step that begins before a time and return why it stopped; called again, it continues."""
 
+_group_kernel = compiled(_advance_group(_fingerprint()))
+"""The same for all engines that may have new events, and write these."""
+
 _cached_kernel = compiled(_cached(_fingerprint()))
 """Leading blocks of a request's first tokens, except the last token, that are in the prefix cache."""
-
-
-@cache
-def _announce_compiling() -> None:
-    """Log that the kernel is about to be compiled, unless a process has compiled these sources before."""
-    marker = cache_folder() / f"kernel-{_fingerprint():x}-{numba.__version__}"
-    if not marker.exists():
-        _log.warning("compiling the simulator kernel (once, some seconds)")
-        with suppress(OSError):
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,37 +153,58 @@ class PolicyKeys:
         self.jobs = jobs
         self.changed = 0  # how often columns were reassigned to other levels
         self._columns: dict[int, int] = {}
+        self._records: dict[EngineSpec, Records] = {}
         self.keys = np.zeros((1, len(jobs.tables), len(jobs)))
-        self.progress = np.zeros(len(jobs), r.PROGRESS)
+        self.progress = np.repeat(_UNSENT, len(jobs))
         self._most = max(2, _KEYS_BYTES // max(1, self.keys.nbytes))
+        self._views: dict[int, QueueView] = {}
         if policy.rekey in ("never", "on_progress"):
+            self._views[0] = QueueView()
             self._fill(0, QueueView(), 0.0)
+
+    def engine_record(self, spec: EngineSpec, traffic: Traffic) -> Records:
+        """Return the record of an empty engine."""
+        if spec not in self._records:
+            with policy_calls(self.policy):
+                self._records[spec] = _engine_record(spec, self.policy, traffic)
+        return self._records[spec].copy()
+
+    @cached_property
+    def selects(self) -> bool:
+        """Whether the policy selects from the whole queue."""
+        return selects(self.policy)
 
     @cached_property
     def compiled(self) -> int:
         """The code of the policy if its decisions are compiled, else OTHER."""
         if type(self.policy) is Slo and not np.isinf([jobs.deadline for jobs in self.jobs.stages]).all():
             return r.OTHER
+        if type(self.policy) is Lengthwise and self.jobs.llms > 1:
+            return r.OTHER  # the kernel has one calibration
         return _COMPILED.get(type(self.policy), r.OTHER)
 
     @cached_property
     def compiled_arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays that a compiled policy reads, the same for all engines."""
-        if self.compiled == r.LENGTHWISE:
-            return dict(zip(("medians", "bins"), self._lane_lengths(), strict=True))
         arrivals = np.array(self.jobs.stages[0].arrival, np.float64).view(r.REAL)
-        if self.compiled == r.SLO:
-            medians = np.concatenate([np.minimum(np.exp(jobs.mu), jobs.cap) for jobs in self.jobs.stages])
-            bins = length_bins(medians).astype(np.int32)
-            unpredicted = np.concatenate([jobs.mu == PRIOR_MU for jobs in self.jobs.stages])
-            bins = np.where(unpredicted, -1 - bins, bins)
-            return {"medians": medians.view(r.REAL), "bins": bins.view(r.INT), "arrivals": arrivals}
+        if self.compiled in (r.LENGTHWISE, r.SLO, r.ONTIME):
+            return {**self._predicted_lengths(), "arrivals": arrivals, **self._limits()}
         if self.compiled not in (r.HRRN, r.SRPT, r.GITTINS):
             return {"arrivals": arrivals}
         jobs = np.concatenate([self._rank_inputs(stage, jobs) for stage, jobs in enumerate(self.jobs.stages)])
         if self.compiled == r.HRRN:
             return {"jobs": jobs, "arrivals": arrivals}
         return {"jobs": jobs, "rank_tables": log_t.remaining_tables().view(r.REAL)}
+
+    def _limits(self, rows: slice = slice(None)) -> dict[str, NDArray[Any]]:
+        """Return the limits of requests under `ontime`."""
+        if not isinstance(self.policy, OnTime):
+            return {}
+        jobs = JobColumns(*self.jobs.tables[0][:, rows])
+        found = np.zeros(len(jobs), r.LIMITS)
+        found["due"] = jobs.arrival + self.policy.first_token_limit(jobs)
+        found["per_token"], found["deadline"] = self.policy.limit_per_token(jobs), jobs.deadline
+        return {"limits": found}
 
     def _rank_inputs(self, stage: int, jobs: JobColumns) -> NDArray[Any]:
         found = np.zeros(len(jobs), r.JOB)
@@ -185,13 +214,15 @@ class PolicyKeys:
         found["sigma_index"] = np.where(jobs.sigma > 0.0, log_t.sigma_index(jobs.sigma), r.NONE)
         return found
 
-    def _lane_lengths(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Medians and their bins by stage and request, computed as `Job.median` is."""
-        columns = [(jobs.mu.tolist(), jobs.sigma.tolist(), jobs.cap.tolist()) for jobs in self.jobs.stages]
-        rows = [row for stage in columns for row in zip(*stage, strict=True)]
-        medians = [min(math.exp(mu), cap) for mu, _, cap in rows]
-        bins = [length_bin(mu, sigma, median) for (mu, sigma, _), median in zip(rows, medians, strict=True)]
-        return np.array(medians).view(r.REAL), np.array(bins, np.int32).view(r.INT)
+    def _predicted_lengths(self) -> dict[str, NDArray[Any]]:
+        """Medians, caps and bins by stage and request; medians are computed as the policy does."""
+        mu, sigma, cap = (
+            np.concatenate([getattr(jobs, name) for jobs in self.jobs.stages]) for name in ("mu", "sigma", "cap")
+        )
+        exp = np.array([math.exp(each) for each in mu.tolist()]) if self.compiled == r.LENGTHWISE else np.exp(mu)
+        medians = np.minimum(exp, cap)
+        bins = length_bins(mu, sigma, medians).astype(np.int32)
+        return {"medians": medians.view(r.REAL), "caps": cap.view(r.REAL), "bins": bins.view(r.INT)}
 
     def column(self, view: QueueView) -> int:
         """Return the column of keys for the level of a queue."""
@@ -205,20 +236,43 @@ class PolicyKeys:
                 columns = min(2 * number, self._most)
                 self.keys = np.concatenate([self.keys, np.zeros((columns - number, *self.keys.shape[1:]))])
             self._fill(number, view, 0.0)
-            self._columns[level] = number
+            self._columns[level], self._views[number] = number, view
         return self._columns[level]
+
+    def released(self, row: int) -> None:
+        """Compute again what depends on the arrival of a request, which has become known."""
+        rows = np.array([row])
+        for stage, table in enumerate(self.jobs.tables):
+            job = JobColumns(*table[:, rows])
+            for column, view in self._views.items():
+                self.keys[column, stage, rows] = self._keys_of(job, view, 0.0)
+        if self.compiled:
+            arrays = self.compiled_arrays
+            if "arrivals" in arrays:
+                arrays["arrivals"]["value"][row] = self.jobs.stages[0].arrival[row]
+            if "limits" in arrays:
+                one = slice(row, row + 1)
+                arrays["limits"][one] = self._limits(one)["limits"]
 
     def _fill(self, column: int, view: QueueView, now: float) -> None:
         for stage, jobs in enumerate(self.jobs.stages):
-            self.keys[column, stage] = self.policy.keys(jobs, view, now)
+            self.keys[column, stage] = self._keys_of(jobs, view, now)
+
+    def _keys_of(self, jobs: JobColumns, view: QueueView, now: float) -> Table:
+        """Return the policy's keys; an InputError if it raises or one is not a number."""
+        with policy_calls(self.policy):
+            keys = self.policy.keys(jobs, view, now)
+            if np.isnan(keys).any():
+                raise ValueError("a key is not a number")
+        return keys
 
     def rekey(self, progress: JobProgress, view: QueueView, now: float) -> None:
         """Compute the keys of some requests again, in the only column."""
         if self.policy.rekey == "on_time":
-            self.keys[0, :, progress.rows] = self.policy.keys(progress.jobs(self.jobs, now), view, now)[:, None]
+            self.keys[0, :, progress.rows] = self._keys_of(progress.jobs(self.jobs, now), view, now)[:, None]
             return
         for stage, table in enumerate(self.jobs.tables):  # a late prediction may arrive while they wait
-            self.keys[0, stage, progress.rows] = self.policy.keys(JobColumns(*progress.of(table)), view, now)
+            self.keys[0, stage, progress.rows] = self._keys_of(JobColumns(*progress.of(table)), view, now)
 
 
 class CompiledEngine:
@@ -228,55 +282,60 @@ class CompiledEngine:
     """
 
     def __init__(self, spec: EngineSpec, keys: PolicyKeys, traffic: Traffic, *, decision_s: float = 0.0) -> None:
-        _announce_compiling()
+        announce("the simulator kernel", f"kernel-{_fingerprint():x}")
         self._keys = keys
         self._spec = spec
         self._slots = spec.max_num_seqs
         self._traffic = traffic
-        self._rounds = None if keys.compiled else keys.policy.rounds(lambda: spec.max_num_seqs)
-        self._selects = isinstance(keys.policy, SelectingPolicy)
+        with policy_calls(keys.policy):
+            self._rounds = None if keys.compiled else keys.policy.rounds(lambda: spec.max_num_seqs)
         self._jobs: dict[int, Job] = {}
-        self._rounds_seen = self._reported = 0
+        self._rounds_seen = self._sent = 0
         self._keys_changed = keys.changed
-        self._engine = _engine_record(spec, keys.policy, traffic)
+        self._engine = keys.engine_record(spec, traffic)
+        self.record: Record = self._engine[0]
+        """Limits, clock and counts."""
+        self.address: int = self._engine.ctypes.data
         self._engine["decision_s"] = decision_s
         self._arrays: dict[str, NDArray[Any]] = {}
         arrays = _engine_arrays(spec, traffic, by_level=keys.policy.rekey == "on_level")
         shared = {name: getattr(traffic, name) for name in r.SHARED}
+        self._rows = arrays["rows"]["value"]
         self._use(**arrays, **shared, keys=keys.keys, progress=keys.progress)
         if keys.compiled:
             self._use(**_policy_state(keys.policy, keys.compiled), **keys.compiled_arrays)
             _use_compiled(self.record, keys.policy, keys.compiled)
         self.record["positions"] = arrays["tables"].shape[1]
 
-    @property
-    def record(self) -> Record:
-        """The engine's limits, clock and counts."""
-        return self._engine[0]
-
-    def submit(self, rows: NDArray[np.integer]) -> None:
+    def submit(self, rows: Sequence[int] | NDArray[np.integer]) -> None:
         """Send requests, in order of arrival; none arrives before one that was sent earlier."""
-        have, more = int(self.record["n_rows"]), len(rows)
-        known = self._arrays["rows"]
-        if have + more > len(known):
-            before, known = known, np.empty(max(have + more, 2 * have), r.INT)
-            known[:have] = before[:have]
+        have, self._sent = self._sent, self._sent + len(rows)
+        if self._sent > len(self._rows):
+            known = np.empty(max(self._sent, 2 * have), r.INT)
+            known[:have] = self._arrays["rows"][:have]
             self._use(rows=known)
-        known["value"][have : have + more] = rows
-        self.record["n_rows"] += more
-        self._keys.progress[rows] = _UNSENT
+            self._rows = known["value"]
+        if len(rows) == 1:  # as when a router sends one after the other: half the time of a slice
+            self._rows[have] = rows[0]
+        else:
+            self._rows[have : self._sent] = rows
+        self._engine["n_rows"][0] = self._sent
 
     def advance(self, until: float = np.inf, *, settle: int | None = None) -> bool:
         """Run every step that begins before `until`, or until `settle` more requests are settled."""
         record = self.record
         record["pause_at"] = _UNLIMITED if settle is None else record["settled"] + settle
         while True:
-            if self._arrays["keys"] is not self._keys.keys:
-                self._use(keys=self._keys.keys)
+            self.use_keys()
             code = _advance_kernel(self._engine, until)
             if code in (r.DONE, r.PAUSED):
                 return bool(code == r.DONE)
-            self._answer(code)
+            self.answer(code)
+
+    def use_keys(self) -> None:
+        """Use the keys of the policy where they are now."""
+        if self._arrays["keys"] is not self._keys.keys:
+            self._use(keys=self._keys.keys)
 
     def _use(self, **arrays: NDArray[Any]) -> None:
         """Give the kernel the addresses of these arrays; `_arrays` keeps them alive."""
@@ -286,6 +345,11 @@ class CompiledEngine:
             if name in r.SIZED:
                 record[f"{name}_size"] = len(array)
         self._arrays |= arrays
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """Requests that were sent here, in order of arrival."""
+        return self._rows[: self._sent]
 
     def cached_tokens(self, row: int) -> int:
         """Tokens of a request's prompt that are in the prefix cache now."""
@@ -297,30 +361,13 @@ class CompiledEngine:
         """Number of requests that are finished or refused."""
         return int(self.record["settled"])
 
-    def happened(self, until: float) -> list[tuple[int, bool]]:
-        """Return new events up to a time: (row, False) for an admission, (row, True) for a finish."""
-        events = self._arrays["events"]["value"][self._reported : int(self.record["n_events"])]
-        rows, finished = np.where(events < 0, -1 - events, events), events < 0
-        late = finished & (self._traffic.requests["finish"][rows] > until)
-        known = int(np.argmax(late)) if late.any() else len(events)
-        self._reported += known
-        return list(zip(rows[:known].tolist(), finished[:known].tolist(), strict=True))
-
     def unfinished(self, by: float) -> NDArray[np.int64]:
         """Rows sent here that have not finished by a time; refused ones are left out."""
         record, requests = self.record, self._traffic.requests
-        rows = self._arrays["rows"]["value"][: int(record["n_rows"])].astype(np.int64)
+        rows = self.rows.astype(np.int64)
         here = requests[rows]
         refused = (np.arange(len(rows)) < record["arrived"]) & ~self._spec.can_hold(here["prompt"], here["output"])
         return np.asarray(rows[~((here["finish"] <= by) | refused)])
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request is left and every event has been reported by `happened`."""
-        record = self.record
-        return bool(record["arrived"] == record["n_rows"] and record["settled"] == record["n_rows"]) and bool(
-            self._reported == record["n_events"]
-        )
 
     def outcome(self) -> EngineOutcome:
         """Return what this engine has done so far."""
@@ -343,6 +390,11 @@ class CompiledEngine:
         return QueueView(
             int(engine["n_waiting"]), int(engine["n_running"]), self._slots, float(engine["rate"]["per_s"])
         )
+
+    def answer(self, code: int) -> None:
+        """Answer a question of the kernel."""
+        with policy_calls(self._keys.policy):
+            self._answer(code)
 
     def _answer(self, code: int) -> None:
         engine, policy = self.record, self._keys.policy
@@ -420,7 +472,7 @@ class CompiledEngine:
         for event in self._arrays["events"]["value"][self._rounds_seen : int(self.record["n_events"])].tolist():
             if event >= 0:
                 rounds.admitted(int(self._keys.progress["round"][event]))
-                if self._selects:
+                if self._keys.selects:
                     rounds.selected(self._jobs[event])  # type: ignore[attr-defined]
             else:
                 job = self._jobs.pop(-1 - event)
@@ -444,6 +496,62 @@ class CompiledEngine:
         self._use(**{name: np.resize(self._arrays[name], 2 * len(self._arrays[name])) for name in full})
 
 
+class CompiledGroup(FleetEngines[CompiledEngine]):
+    """Compiled engines; one call of the kernel asks all of them what happened."""
+
+    def __init__(self, fleet: Fleet, policy: Policy, traffic: Traffic, *, decision_s: float = 0.0) -> None:
+        super().__init__(fleet)
+        self._traffic, self._decision_s = traffic, decision_s
+        self._keys = PolicyKeys(policy, traffic.jobs)
+        self._keys_used = self._keys.keys
+        self._addresses = np.zeros(len(fleet), np.int64)
+        self._found = cast("Records", np.zeros(_EVENTS, r.EVENT))
+
+    def make(self, spec: EngineSpec) -> CompiledEngine:
+        """Return an empty engine."""
+        return CompiledEngine(spec, self._keys, self._traffic, decision_s=self._decision_s)
+
+    def start(self, number: int) -> CompiledEngine:
+        """Start an engine that is not running, and return it, empty."""
+        engine = super().start(number)
+        self._addresses[number] = engine.address
+        return engine
+
+    def released(self, row: int) -> None:
+        """Note that the arrival of a request has become known."""
+        with policy_calls(self._keys.policy):
+            self._keys.released(row)
+
+    def stop(self, number: int) -> None:
+        """Remove an engine and its requests, which may be sent to another one."""
+        self._keys.progress[self._running(number).rows] = _UNSENT
+        super().stop(number)
+
+    def happened(self, until: float, only: int | None = None) -> list[EngineEvent]:
+        """Return new events up to a time, in the order of the fleet; `only`: of one engine."""
+        first, last = 0, len(self.engines)
+        if only is not None:
+            first, last, self.next_event_s[only] = only, only + 1, until
+        events: list[EngineEvent] = []
+        while True:
+            if self._keys_used is not self._keys.keys:
+                self._keys_used = self._keys.keys
+                for engine in self.engines:
+                    if engine is not None:
+                        engine.use_keys()
+            code, first, count = _group_kernel(self._addresses, self.next_event_s, first, last, until, self._found)
+            events += self._found[:count].tolist()
+            if code == r.DONE:
+                return events
+            if code != r.FULL:
+                self._running(first).answer(code)
+
+    def _running(self, number: int) -> CompiledEngine:
+        engine = self.engines[number]
+        assert engine is not None  # noqa: S101  # the caller has the number of one
+        return engine
+
+
 @lru_cache(maxsize=64)
 def _parameters(cost: costs.CostModel) -> Record:
     return cost.parameters()
@@ -458,7 +566,7 @@ def _engine_record(spec: EngineSpec, policy: Policy, traffic: Traffic) -> Record
     record["n_blocks"] = record["free"] = spec.kv_blocks
     record["cost"] = _parameters(spec.cost)
     record["rekey"], record["preempts"] = _REKEY[policy.rekey], policy.preempts
-    if isinstance(policy, SelectingPolicy):
+    if selects(policy):
         record["rekey"] = r.SELECTED
     record["evicts_last"] = getattr(type(policy), "eviction_scores", None) is BasePolicy.eviction_scores
     record["rate"] = r.state_record(TokenRate())[0]
@@ -486,7 +594,7 @@ def _engine_record(spec: EngineSpec, policy: Policy, traffic: Traffic) -> Record
 def _use_compiled(record: Record, policy: Policy, code: int) -> None:
     """Let the kernel decide in place of the policy."""
     record["policy"], record["asks_on_arrival"] = code, 0
-    if code in (r.SLO, r.HRRN):
+    if code in (r.SLO, r.ONTIME, r.HRRN):
         record["rekey"] = r.SELECTED
     elif code in (r.BOOST, r.SRPT, r.GITTINS):
         record["rekey"] = r.NEVER  # the kernel computes a key whenever a request joins the queue
@@ -503,8 +611,10 @@ def _use_compiled(record: Record, policy: Policy, code: int) -> None:
 
 def _policy_state(policy: Policy, code: int) -> dict[str, NDArray[Any]]:
     """Return the state of a compiled policy for one engine."""
-    name = {r.LENGTHWISE: "lanes", r.SLO: "target", r.PREBLE: "groups"}.get(code)
-    return {} if name is None else {name: r.state_record(policy.rounds())}
+    name = {r.LENGTHWISE: "lanes", r.SLO: "target", r.ONTIME: "target", r.PREBLE: "groups"}.get(code)
+    if name is None:
+        return {}
+    return {name: r.state_record(policy.rounds()), "calibration": r.state_record(LengthCalibration())}
 
 
 def _engine_arrays(spec: EngineSpec, traffic: Traffic, *, by_level: bool) -> dict[str, NDArray[Any]]:
@@ -532,6 +642,7 @@ def _engine_arrays(spec: EngineSpec, traffic: Traffic, *, by_level: bool) -> dic
         "index": np.zeros(entries, r.INDEX),
         "tables": np.empty(tables, r.INT),
         "demands": np.empty(seqs + 2, r.DEMAND),
+        "growth": np.empty(spec.block_size, r.INT),
         "free_tables": np.arange(seqs, dtype=np.int32).view(r.INT),
     }
 

@@ -7,6 +7,7 @@ code returns 0, or the code of a question for the host; the engine's record hold
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.compiled import inlined_copies
@@ -15,8 +16,10 @@ from lengthwise.simulator import costs
 from lengthwise.simulator.kernel import admission, memory, policy, ranks, waiting
 from lengthwise.simulator.kernel.access import (
     copy,
+    engine_at,
     event_at,
     free_table_at,
+    growth_at,
     progress_at,
     request_at,
     row_at,
@@ -34,8 +37,10 @@ from lengthwise.simulator.kernel.records import (
     BETWEEN_STEPS,
     COMPUTING,
     DONE,
+    FULL,
     GO_ON,
     GROW,
+    INDEFINITELY,
     NO_ANSWER,
     NONE,
     ON_PROGRESS,
@@ -380,41 +385,112 @@ def _max_jump(engine: Record) -> int:
 
 
 @compiled
+def _batch_changes_at(engine: Record) -> float:
+    """Time of the next arrival or late prediction, if it can change the batch while decode steps are jumped over."""
+    if engine.preempts or engine.reports_cached or engine.n_running < engine.max_num_seqs:
+        return min(_arrival(engine), _prediction(engine))
+    return float(np.inf)
+
+
+@compiled
+def _context(engine: Record) -> int:
+    """Context tokens of the next step, if every running request computes one token."""
+    context = engine.n_running
+    for position in range(engine.n_running):
+        context += running_at(engine, position).computed
+    return int(context)
+
+
+@compiled
+def _count_growth(engine: Record, steps: int) -> None:
+    """Count, for each of the next `steps`, the running requests that take a block of memory in it.
+
+    After as many steps as a block has tokens it repeats.
+    """
+    steps = min(steps, engine.block_size)
+    for step in range(steps):
+        growth_at(engine, step).value = 0
+    for position in range(engine.n_running):
+        in_last_block = running_at(engine, position).computed % engine.block_size
+        step = engine.block_size - in_last_block if in_last_block else 0
+        if step < steps:
+            growth_at(engine, step).value += 1
+
+
+@compiled
 def _jump(engine: Record, until: float) -> int:
     """Run decode steps in which nothing else happens; return how many.
 
-    Their durations are added up one by one, so that the outcome is to the last bit that of taking each
+    Times and sums are added up one by one, so that the outcome is to the last bit that of taking each.
     """
     batch, most = engine.n_running, _max_jump(engine)
     if most <= 0:
         return 0
-    until = min(until, engine.sample_at)
-    if engine.preempts or engine.reports_cached or batch < engine.max_num_seqs:
-        until = min(until, _arrival(engine), _prediction(engine))
-    context = batch
-    for position in range(batch):
-        context += running_at(engine, position).computed
-    now, done = engine.now, 0
+    until = min(until, engine.sample_at, _batch_changes_at(engine))
+    _count_growth(engine, most)
+    now, done, context, used = engine.now, 0, _context(engine), engine.n_blocks - engine.free
     while done < most and now < until:
-        now += step_s(engine.cost, 0, 0, 0.0, batch, context, engine.shared_tokens, batch)
+        took = step_s(engine.cost, 0, 0, 0.0, batch, context, engine.shared_tokens, batch)
+        used += growth_at(engine, done % engine.block_size).value
+        now += took
+        engine.busy_s += took
+        engine.block_seconds += took * used
         context += batch
         done += 1
-    used_before = engine.n_blocks - engine.free
     for position in range(batch):
         running = running_at(engine, position)
         running.computed += done
         running.tokens += done
         running.left -= done
         memory.grow(engine, position, running.computed)
-    took = now - engine.now
     engine.now = now
-    engine.busy_s += took
-    engine.block_seconds += took * 0.5 * (used_before + engine.n_blocks - engine.free)
     engine.steps += done
     engine.generated += done * batch
     engine.steps_since_check += done
     engine.blocked_steps = max(0, engine.blocked_steps - done)
     return done
+
+
+@compiled
+def next_event_s_of(engine: Record) -> float:
+    """Return a time before which the engine admits and finishes no request, unless one more is sent to it.
+
+    Called between steps: the end of the decode steps that can be jumped over; inf for an engine without requests.
+    """
+    if engine.n_reported < engine.n_events:  # the step that has just ended finished a request after the last report
+        return float(request_at(engine, -1 - event_at(engine, engine.n_reported).value).finish)
+    if engine.n_running == 0 and engine.n_waiting == 0:
+        return float(max(engine.now, _arrival(engine)))  # a request may have arrived within the last step
+    batch, context = engine.n_running, _context(engine)
+    now, until = engine.now, _batch_changes_at(engine)
+    for _ in range(_max_jump(engine)):
+        if now >= until:
+            break
+        now += step_s(engine.cost, 0, 0, 0.0, batch, context, engine.shared_tokens, batch)
+        context += batch
+    return float(now)
+
+
+@compiled
+def report(engine: Record, number: int, until: float, found: NDArray[np.void], count: int) -> int:
+    """Write events up to a time that were not reported before behind the first `count` of `found`.
+
+    Return how many there are then; the length of `found` where they may not be all.
+    """
+    while engine.n_reported < engine.n_events and count < len(found):
+        value = event_at(engine, engine.n_reported).value
+        finished = value < 0
+        row = -1 - value if finished else value
+        request = request_at(engine, row)
+        if finished and request.finish > until:
+            break
+        event = found[count]
+        event.engine, event.row, event.finished = number, row, finished
+        event.at_s = request.finish if finished else request.started
+        event.generated, event.ttft_s = request.generated, request.first_token - request.arrival
+        engine.n_reported += 1
+        count += 1
+    return count
 
 
 @compiled
@@ -487,3 +563,32 @@ def run(engine: Record, until: float) -> int:
         if code:
             return code
         engine.phase = BETWEEN_STEPS if engine.phase == COMPUTING else engine.phase + 1
+
+
+@compiled
+def run_due(
+    engines: NDArray[np.int64],
+    next_event_s: NDArray[np.float64],
+    first: int,
+    last: int,
+    until: float,
+    found: NDArray[np.void],
+) -> tuple[int, int, int]:
+    """Run the engines from `first` up to `last` that may have events up to `until`; write those to `found`.
+
+    `engines`: addresses. Return the code of the last engine that ran, its number, and how many events were written.
+    Unless the code is DONE, all have run, the caller continues with that engine.
+    """
+    count = 0
+    for number in range(first, last):
+        if next_event_s[number] <= until:
+            engine = engine_at(engines[number])
+            engine.pause_at = INDEFINITELY
+            code = run(engine, until)
+            if code != DONE:
+                return code, number, count
+            count = report(engine, number, until, found, count)
+            if count == len(found):
+                return FULL, number, count
+            next_event_s[number] = next_event_s_of(engine)
+    return DONE, last, count

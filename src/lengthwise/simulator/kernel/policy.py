@@ -11,10 +11,9 @@ import numpy as np
 from lengthwise.compiled import inlined as compiled
 from lengthwise.compiled import inlined_copies
 from lengthwise.policies import arrival_order, lengthwise
-from lengthwise.simulator.kernel import deadlines, ranks
+from lengthwise.simulator.kernel import calibration, deadlines, ranks
 from lengthwise.simulator.kernel.access import (
     arrival_at,
-    bin_at,
     groups_at,
     job_at,
     key_at,
@@ -32,6 +31,7 @@ from lengthwise.simulator.kernel.records import (
     HRRN,
     LENGTHWISE,
     ON_LEVEL,
+    ONTIME,
     PREBLE,
     SLO,
     SRPT,
@@ -45,36 +45,34 @@ _enter_group, _serve_group, _response_ratio_key, _boosted_arrival = inlined_copi
     arrival_order.response_ratio_key,
     arrival_order.boosted_arrival,
 )
-*_, _enter_lanes, _change_lane, _record_length = inlined_copies(
+*_, _enter_lanes, _change_lane, _settle = inlined_copies(
+    lengthwise.work_bin,
     lengthwise.is_short,
-    lengthwise.count_length,
+    lengthwise.count_work,
     lengthwise.add_credit,
     lengthwise.choose_lane,
     lengthwise.enter_lanes,
     lengthwise.change_lane,
-    lengthwise.record_length,
+    lengthwise.settle,
 )
 
 
 @compiled
-def _length(engine: Record, row: int) -> tuple[float, int, bool]:
-    """Median of a request's current prediction, its bin, and whether it is a prediction: see `host`."""
-    at = prediction_of(engine, row)
-    code = bin_at(engine, at).value
-    return median_at(engine, at).value, max(code, -1 - code), code >= 0
+def _by_deadline(engine: Record) -> bool:
+    """Whether `deadlines` keeps the waiting requests."""
+    return bool(engine.policy == SLO or engine.policy == ONTIME)
 
 
 @compiled
 def _change_prediction(engine: Record, row: int) -> None:
     """Apply a late prediction under `lengthwise`; a waiting request of another length gets a new round."""
     progress = progress_at(engine, row)
-    old_tokens, old_place, _ = _length(engine, row)
+    old_median = median_at(engine, prediction_of(engine, row)).value
     progress.predicted = 1
-    tokens, place, predicted = _length(engine, row)
-    if progress.heap_index >= 0 and tokens != old_tokens:
-        lanes = lanes_at(engine, 0)
-        progress.round, progress.credited = _change_lane(
-            lanes, tokens, place, predicted, old_tokens, old_place, progress.round, progress.credited
+    if progress.heap_index >= 0 and median_at(engine, prediction_of(engine, row)).value != old_median:
+        old, (progress.counted, predicted) = progress.counted, calibration.work(engine, row)
+        progress.round, progress.credited, progress.price = _change_lane(
+            lanes_at(engine, 0), progress.counted, predicted, old, progress.round, progress.credited, progress.price
         )
 
 
@@ -84,10 +82,11 @@ def arrived(engine: Record, row: int) -> None:
     progress = progress_at(engine, row)
     progress.predicted = 0
     if engine.policy == LENGTHWISE:
-        tokens, place, predicted = _length(engine, row)
-        entered = _enter_lanes(lanes_at(engine, 0), tokens, place, predicted, engine.max_num_seqs)
-        progress.round, progress.credited = entered
-    elif engine.policy == SLO:
+        progress.counted, predicted = calibration.work(engine, row)
+        progress.round, progress.credited, progress.price = _enter_lanes(
+            lanes_at(engine, 0), progress.counted, predicted, engine.max_num_seqs
+        )
+    elif _by_deadline(engine):
         deadlines.count_arrival(target_at(engine, 0))
     elif engine.policy == PREBLE:
         progress.round = _enter_group(groups_at(engine, 0), progress.cached, request_at(engine, row).prompt)
@@ -99,21 +98,21 @@ def set_prediction(engine: Record, row: int) -> None:
     if engine.policy == LENGTHWISE:
         _change_prediction(engine, row)
     progress_at(engine, row).predicted = 1
-    if engine.policy == SLO:
+    if _by_deadline(engine):
         deadlines.set_prediction(engine, row)
 
 
 @compiled
 def joined(engine: Record, row: int, order: int) -> None:
     """Count a request that waits, new or preempted; `n_waiting` includes it already."""
-    if engine.policy == SLO:
+    if _by_deadline(engine):
         deadlines.insert(engine, row, order)
 
 
 @compiled
 def admitted(engine: Record, row: int) -> None:
     """Count an admission; `n_waiting` is without the request already."""
-    if engine.policy == SLO:
+    if _by_deadline(engine):
         deadlines.admitted(engine, row)
     elif engine.policy == PREBLE:
         _serve_group(groups_at(engine, 0), progress_at(engine, row).round)
@@ -123,9 +122,10 @@ def admitted(engine: Record, row: int) -> None:
 def finished(engine: Record, row: int) -> None:
     """Count a finished request."""
     if engine.policy == LENGTHWISE:
-        tokens, place, _ = _length(engine, row)
-        _record_length(lanes_at(engine, 0), tokens, place, request_at(engine, row).output)
-    elif engine.policy == SLO:
+        progress = progress_at(engine, row)
+        calibration.finished(engine, row)
+        _settle(lanes_at(engine, 0), request_at(engine, row).output, progress.counted, progress.price)
+    elif _by_deadline(engine):
         deadlines.finished(engine, row)
 
 
@@ -147,13 +147,13 @@ def key(engine: Record, row: int) -> float:
 @compiled
 def selects(engine: Record) -> bool:
     """Whether the head of the queue is found by `select`."""
-    return bool(engine.policy == SLO or engine.policy == HRRN)
+    return bool(_by_deadline(engine) or engine.policy == HRRN)
 
 
 @compiled
 def select(engine: Record) -> int:
     """Row of the request to admit next."""
-    if engine.policy == SLO:
+    if _by_deadline(engine):
         return deadlines.select(engine)
     best, smallest = waiting_at(engine, 0), np.inf
     for place in range(engine.n_waiting):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lengthwise.policies.admission import PREDICTED_LENGTHS
 from lengthwise.policies.arrival_order import Preble
+from lengthwise.policies.calibration import LengthCalibration
 from lengthwise.policies.lengthwise import Lengthwise
 from lengthwise.policies.queue import TokenRate
 from lengthwise.policies.slo import LatencyTarget
@@ -36,6 +37,7 @@ ASK_ARRIVAL: Final = 8  # round of a request that has arrived, and its key where
 GROW: Final = 9  # an array is full
 ASK_PREDICTION: Final = 10  # round of a waiting request whose prediction has arrived
 ASK_SELECTION: Final = 11  # which waiting request the policy selects
+FULL: Final = 12  # there are more events than the host has memory for
 NO_ANSWER: Final = -2
 NONE: Final = -1
 INDEFINITELY: Final = 1 << 60  # steps
@@ -64,6 +66,7 @@ HRRN: Final = 4
 BOOST: Final = 5
 SRPT: Final = 6
 GITTINS: Final = 7
+ONTIME: Final = 8
 
 # What the prefix cache finds again after a request frees its memory.
 NOTHING: Final = 0
@@ -78,7 +81,9 @@ RESERVATION: Final = 2  # S3: a reservation for the prompt and predicted answer 
 PROGRESS: Final = np.dtype(
     [
         ("round", "i8"),  # of a policy with rounds
-        ("credited", "f8"),  # under `lengthwise`: the credit it added
+        ("counted", "f8"),  # under `lengthwise`: its work
+        ("credited", "f8"),  # the credit it added
+        ("price", "f8"),  # the credit it used
         ("heap_index", "i4"),  # in the heap of waiting requests, else -1
         ("max_computed", "i4"),  # most tokens in memory at a preemption
         ("cached", "i4"),  # tokens in the prefix cache when it last joined the queue (if reported) or was admitted
@@ -145,21 +150,28 @@ def state_record(state: Any) -> NDArray[np.void]:
 LANES: Final = state_record(Lengthwise().rounds()).dtype
 GROUPS: Final = state_record(Preble().rounds()).dtype
 TARGET: Final = state_record(LatencyTarget()).dtype
+CALIBRATION: Final = state_record(LengthCalibration()).dtype
 RATE: Final = state_record(TokenRate()).dtype
 
 BY_DEADLINE: Final = np.dtype(
     [
-        ("arrival", "f8"),
+        ("due", "f8"),
         ("median", "f8"),
+        ("cap", "f8"),
         ("bin", "i4"),
-        ("predicted", "i4"),
         ("row", "i4"),
         ("order", "i4"),
         ("priority", "i4"),
     ],
     align=True,
 )
-"""A waiting request under `slo`, by priority, arrival, then order of joining."""
+"""A waiting request under `slo` or `ontime`, by priority, due time, then order of joining.
+
+Due: under `slo` the arrival, since all have the same target; under `ontime` when the first token is.
+"""
+
+LIMITS: Final = np.dtype([("due", "f8"), ("per_token", "f8"), ("deadline", "f8")])
+"""The limits of a request under `ontime`: times of first and last token, seconds per token; infinite: none."""
 
 JOB: Final = np.dtype(
     [
@@ -178,6 +190,11 @@ JOB: Final = np.dtype(
 PREDICTED: Final = np.dtype([("lengths", "i4", (PREDICTED_LENGTHS,))])
 """The predicted lengths of a request for admission: see `policies.admission.predicted_lengths`."""
 
+EVENT: Final = np.dtype(
+    [("engine", "i8"), ("row", "i8"), ("finished", "?"), ("at_s", "f8"), ("generated", "i8"), ("ttft_s", "f8")]
+)
+"""An `engine.EngineEvent`."""
+
 INT: Final = np.dtype([("value", "i4")])
 LONG: Final = np.dtype([("value", "i8")])
 HASH: Final = np.dtype([("value", "u8")])
@@ -192,9 +209,11 @@ ARRAYS: Final = {
     "predicted_length": PREDICTED,
     "hash_offsets": LONG,
     "hashes": HASH,
-    "medians": REAL,  # [stage of prediction, request], under `lengthwise` and `slo`, as the next
-    "arrivals": REAL,  # [request], of `slo`, `hrrn`, `boost`: at the router, which passes requests on later
-    "bins": INT,  # of the medians; under `lengthwise` -1 - bin for the wide prior
+    "medians": REAL,  # [stage of prediction, request], under `lengthwise`, `slo` and `ontime`, as the next two
+    "caps": REAL,
+    "bins": INT,  # of `policies.calibration`
+    "arrivals": REAL,  # [request]: at the router, which passes requests on later
+    "limits": LIMITS,  # [request], of `ontime`
     "jobs": JOB,  # [stage of prediction, request], under `hrrn`, `srpt` and `gittins`
     "rank_tables": REAL,  # see `ranks`
     # of one engine
@@ -211,8 +230,10 @@ ARRAYS: Final = {
     "lanes": LANES,
     "groups": GROUPS,
     "target": TARGET,
+    "calibration": CALIBRATION,
     "by_deadline": BY_DEADLINE,
     "demands": DEMAND,
+    "growth": INT,  # [step, modulo the block size]: running requests that take a block
 }
 """The arrays that an engine works on, and their dtypes."""
 
@@ -286,6 +307,7 @@ ENGINE: Final = np.dtype(
         ("steps_since_check", "i8"),  # steps since that answer
         # the outcome
         ("n_events", "i8"),
+        ("n_reported", "i8"),  # of them, to the host
         ("n_samples", "i8"),
         ("sample_at", "f8"),
         ("sample_every", "f8"),

@@ -98,7 +98,7 @@ class DataConfig(_Part):
     diverse: bool = False
     """Add the prompts of many kinds of `workloads/datasets.py`, those whose licences allow shipping."""
     continued: bool = False
-    """The weights also learned from diverse prompts (scripts/gpu_mix.py): the card credits their sources."""
+    """The weights also learned from diverse prompts (scripts/gpu_kinds.py): the card credits their sources."""
     group_limit: int | None = Field(default=None, ge=1)
     """Most prompts of each group of diverse sources."""
     without: tuple[str, ...] = ()
@@ -128,6 +128,10 @@ class TrainingConfig(_Part):
     """Layers of the encoder to use, counted from 0; by default all. Fewer are faster."""
     max_tokens: int = Field(default=512, ge=8)
     pooling: Literal["cls", "mean", "max", "all"] = "all"
+    middle: bool = False
+    """Whether the head also takes the mean over the tokens of the encoder's middle layer."""
+    stated: bool = True
+    """Whether the head takes what a prompt says about its length (`predictors/stated_length.py`)."""
     identity: IdentityConfig = IdentityConfig()
     head: HeadConfig = HeadConfig()
     loss: LossConfig = LossConfig()

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.encoder import TextEncoder
+from lengthwise.predictors.stated_length import STATED
 from lengthwise.training.encoder.losses import LOG_T, HeadKind
 
 if TYPE_CHECKING:
@@ -49,10 +50,11 @@ class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not se
         """The stack of layers, bottom first."""
         return next(module for module in self.model.modules() if isinstance(module, nn.ModuleList))
 
-    def forward(self, ids: Any, mask: Any) -> Any:
-        """Return (batch, tokens, width); mask is 1 for tokens and 0 for padding, None without padding."""
+    def forward(self, ids: Any, mask: Any) -> tuple[Any, Any]:
+        """Return the last and the middle layer (batch, tokens, width); mask is 0 for padding, None without padding."""
         mask = torch.ones_like(ids) if mask is None else mask
-        return self.model(input_ids=ids.long(), attention_mask=mask.long()).last_hidden_state
+        found = self.model(input_ids=ids.long(), attention_mask=mask.long(), output_hidden_states=True)
+        return found.last_hidden_state, found.hidden_states[len(self.layers) // 2]
 
     def set_dropout(self, share: float) -> None:
         """Set the dropout rate of every layer."""
@@ -216,13 +218,21 @@ class LengthNetwork(nn.Module):  # type: ignore[misc]
         llms = len(features) - 1
         self.register_buffer("features", torch.as_tensor(features, dtype=torch.float32))
         self.identity = Identity(llms, self.features.shape[1], config.identity.width, config.identity.features)
-        self.head = Head(config.head, kind, self.pooling.width + 1, self.identity.width)
+        self.uses_stated = config.stated
+        self.middle = Pooling("mean", backbone.width) if config.middle else None
+        width = self.pooling.width + (backbone.width if config.middle else 0) + 1 + (STATED if config.stated else 0)
+        self.head = Head(config.head, kind, width, self.identity.width)
 
-    def encode(self, ids: Any, mask: Any, log_size: Any) -> Any:
+    def encode(self, ids: Any, mask: Any, log_size: Any, stated: Any) -> Any:
         """Return the prompts' vectors (batch, width)."""
-        hidden = self.backbone(ids, mask)
-        pooled = self.pooling(hidden, mask)
-        return torch.cat([pooled, log_size.unsqueeze(-1).to(pooled.dtype)], dim=-1)
+        last, middle = self.backbone(ids, mask)
+        pooled = self.pooling(last, mask)
+        parts = [pooled, log_size.unsqueeze(-1).to(pooled.dtype)]
+        if self.uses_stated:
+            parts.append(stated.to(pooled.dtype))
+        if self.middle is not None:
+            parts.append(self.middle(middle, mask))
+        return torch.cat(parts, dim=-1)
 
     def all_llms(self, prompts: Any, drop: float = 0.0) -> tuple[Any, Any]:
         """Return outputs (batch, LLMs + 1, outputs), the unknown LLM last, and the mask of pairs with a hidden LLM.
@@ -242,10 +252,10 @@ class LengthNetwork(nn.Module):  # type: ignore[misc]
             features = torch.where(blank, self.features[-1], features)
         return self.head(prompts.unsqueeze(1), self.identity(llm, features)), hidden
 
-    def forward(self, ids: Any, log_size: Any, row: Any, llm: Any, features: Any) -> Any:
+    def forward(self, ids: Any, log_size: Any, stated: Any, row: Any, llm: Any, features: Any) -> Any:
         """Return the outputs of pairs: prompt number `row`, LLM number `llm` and its features.
 
         This is exported. A served prompt is encoded alone and needs no padding.
         """
-        prompts = self.encode(ids, None, log_size)
+        prompts = self.encode(ids, None, log_size, stated)
         return self.head(prompts[row], self.identity(llm, features))

@@ -23,6 +23,11 @@ UNLABELLED: Final = 4
 ASIDE: Final = 5
 """Prompts that are neither trained on nor scored."""
 
+MADE: Final = "made"
+"""The corpus and the group of prompts made from templates (`training/stated_rows.py`)."""
+MADE_WEIGHT: Final = 0.25
+"""Weight of a made prompt relative to a real one of a group of the same size: more costs tau on held-out prompts."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pack:
@@ -48,6 +53,8 @@ class Pack:
     """(P): a random tenth, for training without it."""
     features: NDArray[np.float32]
     """(L + 1, f): features of the LLMs' names; the last row is the unknown LLM."""
+    stated: NDArray[np.float32]
+    """(P, s): what each prompt says about its length, the numbers of `StatedLength`."""
     llms: tuple[str, ...]
     corpora: tuple[str, ...]
     pad_id: int
@@ -76,7 +83,12 @@ class Pack:
         )
 
     def extended(
-        self, tokens: NDArray[Any], offsets: NDArray[np.int64], sizes: NDArray[np.int32], corpus: ArrayLike = -1
+        self,
+        tokens: NDArray[Any],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int32],
+        stated: NDArray[np.float32],
+        corpus: ArrayLike = -1,
     ) -> Pack:
         """Return a pack with further prompts at the end, without lengths and by default of no corpus."""
         empty = {"lengths": 0, "censored": False, "fitted": np.nan, "corpus": corpus, "part": UNLABELLED, "fold": -1}
@@ -91,6 +103,7 @@ class Pack:
             tokens=np.concatenate([self.tokens, tokens]),
             offsets=np.concatenate([self.offsets, self.offsets[-1] + offsets[1:]]),
             sizes=np.concatenate([self.sizes, sizes]),
+            stated=np.concatenate([self.stated, stated]),
             **more,
         )
 

@@ -22,25 +22,28 @@ from lengthwise.errors import InputError
 from lengthwise.llm_names import UNKNOWN
 from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.encoder import KIND, EncoderPredictor, mu_and_sigma
+from lengthwise.predictors.encoder import EMBEDDING, KIND, EncoderPredictor, mu_and_sigma
 from lengthwise.predictors.model_file import ModelFile, write_model_file
+from lengthwise.predictors.stated_length import STATED
 from lengthwise.training.data import LICENCES
 from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.network import LengthNetwork
-from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
+from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, MADE, TEST, Pack
 from lengthwise.training.encoder.run import Prepared, settings_json
+from lengthwise.training.stated_rows import LICENCE
 from lengthwise.workloads.datasets import GROUPS, diverse_licences
 
 Array = NDArray[Any]
 
 LARGEST: Final = 25_000_000
-INPUTS: Final = ("ids", "log_size", "row", "llm", "features")
+INPUTS: Final = ("ids", "log_size", "stated", "row", "llm", "features")
 OUTPUT: Final = "outputs"
 _OPSET: Final = 17
 _SMALL: Final = 1024  # numbers; a smaller tensor is not worth a Cast
 _DYNAMIC_AXES: Final = {
     "ids": {0: "prompts", 1: "tokens"},
     "log_size": {0: "prompts"},
+    "stated": {0: "prompts"},
     "row": {0: "pairs"},
     "llm": {0: "pairs"},
     "features": {0: "pairs"},
@@ -83,7 +86,7 @@ def _served_outputs(
         progress(f"reading {len(numbers)} prompts: {name}")
         for at in numbers:
             ids = pack.tokens[pack.offsets[at] : pack.offsets[at + 1]]
-            found = served.outputs_of_ids(ids.tolist(), int(pack.sizes[at]))
+            found = served.outputs_of_ids(ids.tolist(), int(pack.sizes[at]), pack.stated[at])
             if outputs is None:
                 outputs = np.full((len(pack), *found.shape), np.nan, np.float32)
             outputs[at] = found
@@ -138,6 +141,8 @@ def _card(prepared: Prepared, figures: dict[str, Any]) -> dict[str, Any]:
     licences = {name: licence for name, licence in LICENCES.items() if name in used}
     if config.data.diverse or config.data.continued:
         licences |= diverse_licences(ships=True)
+    if config.data.diverse:
+        licences[MADE] = LICENCE
     corpora = [*config.data.corpora, *(GROUPS if config.data.continued else ())]
     return {
         "kind": KIND,
@@ -224,7 +229,7 @@ def to_onnx(network: LengthNetwork, *, int8: bool) -> bytes:
         warnings.simplefilter("ignore")
         torch.onnx.export(
             network,
-            (ids, torch.zeros(2), row, row * 0, network.features[row * 0]),
+            (ids, torch.zeros(2), torch.zeros(2, STATED), row, row * 0, network.features[row * 0]),
             stream,
             input_names=list(INPUTS),
             output_names=[OUTPUT],
@@ -232,7 +237,28 @@ def to_onnx(network: LengthNetwork, *, int8: bool) -> bytes:
             opset_version=_OPSET,
             dynamo=False,
         )
-    return _quantised(stream.getvalue()) if int8 else stream.getvalue()
+    return with_embedding(_quantised(stream.getvalue()) if int8 else stream.getvalue())
+
+
+def with_embedding(model: bytes) -> bytes:
+    """Return the graph with the pooled vector of each prompt as a second output, for a learner; nothing else changes.
+
+    Where tokens are pooled in several ways it is their mean.
+    """
+    import onnx
+
+    graph = onnx.load_from_string(model)
+    if any(each.name == EMBEDDING for each in graph.graph.output):
+        return model
+    pooled = {node.op_type: node.output[0] for node in graph.graph.node if node.output[0].startswith("/pooling/")}
+    if not pooled:
+        raise InputError("the graph has no pooled vector", hint="export it with this version")
+    found = next((pooled[kind] for kind in ("ReduceMean", "ReduceMax") if kind in pooled), next(iter(pooled.values())))
+    graph.graph.node.append(onnx.helper.make_node("Identity", [found], [EMBEDDING]))
+    graph.graph.output.append(
+        onnx.helper.make_tensor_value_info(EMBEDDING, onnx.TensorProto.FLOAT, ["prompts", "width"])
+    )
+    return bytes(graph.SerializeToString())
 
 
 def _quantised(model: bytes) -> bytes:

@@ -20,7 +20,7 @@ from lengthwise.training.encoder import losses
 from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.losses import Targets, make_targets
 from lengthwise.training.encoder.network import LengthNetwork
-from lengthwise.training.encoder.pack import TRAIN, Pack
+from lengthwise.training.encoder.pack import MADE, MADE_WEIGHT, TRAIN, Pack
 
 if TYPE_CHECKING:
     from lengthwise.training.encoder.config import TrainingConfig
@@ -41,7 +41,13 @@ class Batch:
     ids: Any
     mask: Any
     log_size: Any
+    stated: Any
     targets: Targets
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The arguments of `LengthNetwork.encode`."""
+        return self.ids, self.mask, self.log_size, self.stated
 
 
 class Tensors:
@@ -55,6 +61,7 @@ class Tensors:
         self.count = torch.as_tensor(count, device=device)
         self.counts = count
         self.log_size = torch.as_tensor(log_size(pack.sizes), device=device)
+        self.stated = torch.as_tensor(pack.stated, device=device)
         self._lengths = torch.as_tensor(pack.lengths.astype(np.float32), device=device)
         self._censored = torch.as_tensor(pack.censored, device=device)
         self._fitted = torch.as_tensor(pack.fitted.astype(np.float32), device=device)
@@ -77,7 +84,7 @@ class Tensors:
             soft=None if self._soft is None else self._soft[at],
             fitted_variance=self._fitted_variance,
         )
-        return Batch(self.ids[at, :width], mask, self.log_size[at], targets)
+        return Batch(self.ids[at, :width], mask, self.log_size[at], self.stated[at], targets)
 
     def shuffled(
         self, prompts: NDArray[np.int64], size: int, rng: np.random.Generator, together: int
@@ -117,6 +124,8 @@ def prompt_weights(pack: Pack, kind: str) -> NDArray[np.float32]:
         by_corpus = np.maximum(share, 1.0 / max(counts.sum(), 1)) ** power
         by_corpus /= (by_corpus * share).sum()
         weights = by_corpus[pack.corpus].astype(np.float32)
+    if MADE in pack.corpora:
+        weights[pack.corpus == pack.corpora.index(MADE)] *= MADE_WEIGHT
     return weights
 
 
@@ -247,7 +256,7 @@ class Trainer:
             spare = torch.rand(ids.shape, device=ids.device) < share
             spare[:, 0] = False
             ids = torch.where(spare, self.task.pack.mask_id, ids)
-        vectors = self.network.encode(ids, batch.mask, batch.log_size)
+        vectors = self.network.encode(ids, *batch.inputs[1:])
         outputs, hidden = self.network.all_llms(vectors, self.config.identity.drop)
         outputs, hidden = outputs[:, :-1], hidden[:, :-1]  # the unknown LLM has no lengths
         targets, weight = batch.targets, batch.targets.weight
@@ -300,7 +309,7 @@ class Trainer:
             for at in self.tensors.in_order(prompts, _EVALUATION_BATCH):
                 batch = self.tensors.batch(at)
                 with self._autocast():
-                    outputs, _ = network.all_llms(network.encode(batch.ids, batch.mask, batch.log_size))
+                    outputs, _ = network.all_llms(network.encode(*batch.inputs))
                 if found is None:
                     found = np.full((len(self.task.pack), *outputs.shape[1:]), np.nan, np.float32)
                 found[at] = outputs.float().cpu().numpy()

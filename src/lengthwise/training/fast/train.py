@@ -1,6 +1,9 @@
 """Trains the fast predictor on pairs of prompts and LLMs of any sources, and calibrates it.
 
-The loss is the likelihood of every sample, sample mean and std, and the distance to the outputs of a teacher.
+The loss is the likelihood of every sample, sample mean and std, the order of answers to prompts of one kind, and the
+distance to the outputs of a teacher. Outside CASTILLO, an answer's log length has a level of its kind and LLM, which is
+learned beside the network and dropped: what remains is what the prompt says. The spread is learned without the levels,
+so that it includes what is unknown about a new source.
 """
 
 from __future__ import annotations
@@ -20,17 +23,31 @@ from lengthwise.llm_names import identify
 from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.encoder import EncoderPredictor
-from lengthwise.predictors.fast import CLIP, OUTPUTS, SIGMA_AT_ZERO, STD_BELOW_MEAN, FastNetwork, FastPredictor
+from lengthwise.predictors.fast import (
+    CLIP,
+    COUNTED,
+    FEATURES,
+    OUTPUTS,
+    SIGMA_AT_ZERO,
+    STD_BELOW_MEAN,
+    FastNetwork,
+    FastPredictor,
+)
 from lengthwise.training.data import load_samples
 from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.encoder.losses import make_targets, negative_log_likelihood, student_logpdf
+from lengthwise.training.encoder.pack import MADE, MADE_WEIGHT
 from lengthwise.training.fast.word_tables import FOLDS, Vocabulary, learn_tables
 from lengthwise.training.pairs import PairTable, score_pairs
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
+from lengthwise.training.stated_rows import made_samples
 from lengthwise.workloads.datasets import CASTILLO_GROUPS, load_diverse
 
 _QUARTILES: Final = (-0.7, 0.0, 0.7)
 """Points of a teacher's prediction used as targets, in its sigmas: about its quartiles and its median."""
+_ORDERED: Final = 384
+_MIN_GAP: Final = 0.2  # of two log lengths: closer ones have no order
+_ORDER_SCALE: Final = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +69,10 @@ class Examples:
     name_features: Floats
     levels: NDArray[np.float64]
     identity: NDArray[np.intp]
+    plain: slice = field(default_factory=lambda: slice(0))
+    """Columns of the description that are not standardised: most prompts have 0 there."""
+    kind: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    """(P): the kind of each prompt, whose answers have levels; -1 for one without levels."""
     absent: Sequence[NDArray[np.bool_]] = ()
     """For each network in turn, the prompts that it is not trained on; () for none."""
 
@@ -69,12 +90,15 @@ class FastRecipe(Recipe):
     identity: int = 24
     unknown: float = 0.1
     soft_weight: float = 1.0
+    order_weight: float = 0.5
+    level_prior: float = 0.01
+    """Weight of the squared levels of kinds."""
     networks: int = 4
 
 
 def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwork:
     """Train networks from different seeds, each without its `absent` prompts; return the one that averages them."""
-    inputs, scale = standardise(examples.description, CLIP)
+    inputs, scale = standardise(examples.description, CLIP, examples.plain)
     x, names = torch.from_numpy(inputs), torch.from_numpy(examples.name_features)
     lengths, soft, levels, weight = (
         torch.from_numpy(np.asarray(column, np.float32))
@@ -84,10 +108,11 @@ def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwor
     known = int(examples.identity.max()) + 1
     identity = torch.from_numpy(np.where(examples.identity < 0, known, examples.identity))
     start = torch.from_numpy(np.searchsorted(examples.prompt, np.arange(len(x) + 1)))
+    kind = torch.from_numpy(examples.kind if len(examples.kind) else np.full(len(x), -1))
     networks = []
     for number in range(seed * recipe.networks, (seed + 1) * recipe.networks):
         torch.manual_seed(number)
-        net = _Net(x.shape[1], known, names.shape[1], recipe)
+        net = _Net(x.shape[1], known, names.shape[1], recipe, kinds=int(kind.max()) + 1, llms=len(examples.levels))
 
         def loss(rows: Any, net: _Net = net) -> Any:
             count = start[rows + 1] - start[rows]
@@ -99,7 +124,12 @@ def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwor
             # The name of an unknown LLM may state neither family nor size.
             features = torch.where((chance < recipe.unknown / 2)[:, None], names[-1], names[at_llm])
             outputs = net(x[rows], owner, row, features)
-            return _loss(outputs, lengths[at], censored[at], soft[at], levels[at_llm], weight[at], recipe.soft_weight)
+            at_kind = kind[rows][owner]
+            kind_level = net.kind_levels(at_kind, at_llm)
+            answers = _Answers(
+                lengths[at], censored[at], soft[at], weight[at], levels[at_llm], kind_level, at_kind, owner
+            )
+            return _loss(outputs, answers, recipe) + recipe.level_prior * (net.kind_level.weight**2).mean()
 
         left_out = examples.absent[number % len(examples.absent)] if examples.absent else np.zeros(len(x), bool)
         train_network(net, torch.from_numpy(np.flatnonzero(~left_out)), loss, recipe)
@@ -108,12 +138,15 @@ def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwor
 
 
 class _Net(nn.Module):  # type: ignore[misc]  # the type checker does not see torch
-    def __init__(self, width: int, llms: int, names: int, recipe: FastRecipe) -> None:
+    def __init__(self, width: int, known: int, names: int, recipe: FastRecipe, *, kinds: int, llms: int) -> None:
         super().__init__()
+        self.llms = llms
+        self.kind_level = nn.Embedding(max(kinds, 1) * llms, 1)
+        nn.init.zeros_(self.kind_level.weight)
         self.a = nn.Linear(width, recipe.hidden)
         self.b = nn.Linear(recipe.hidden, recipe.joint)
         self.v = nn.Linear(recipe.identity, recipe.joint, bias=False)
-        self.identity = nn.Embedding(llms + 1, recipe.identity)
+        self.identity = nn.Embedding(known + 1, recipe.identity)
         self.k = nn.Linear(names, recipe.identity, bias=False)
         self.c = nn.Linear(recipe.joint, OUTPUTS)
         self.d = nn.Linear(recipe.hidden, OUTPUTS, bias=False)
@@ -125,6 +158,11 @@ class _Net(nn.Module):  # type: ignore[misc]  # the type checker does not see to
         h = torch.relu(self.b(z)[prompt] + self.v(self.identity.weight)[row] + self.v(self.k(names)))
         return self.c(self.drop(h)) + self.d(z)[prompt]
 
+    def kind_levels(self, kind: Any, llm: Any) -> Any:
+        """Return the level of each answer by its kind and LLM; 0 without a kind."""
+        found = self.kind_level(kind.clamp(min=0) * self.llms + llm).squeeze(-1)
+        return torch.where(kind >= 0, found, 0.0)
+
     def arrays(self) -> dict[str, Floats]:
         return arrays(
             a=self.a.weight.T, a_bias=self.a.bias, b=self.b.weight.T, b_bias=self.b.bias, v=self.v.weight.T,
@@ -133,33 +171,56 @@ class _Net(nn.Module):  # type: ignore[misc]  # the type checker does not see to
         )  # fmt: skip
 
 
-def _loss(
-    y: Any,
-    lengths: Any,
-    censored: Any,
-    soft: Any,
-    levels: Any,
-    weight: Any,
-    soft_weight: float,
-) -> Any:
-    mu, log_sigma = y[..., 0] + levels, (y[..., 1] + SIGMA_AT_ZERO).clamp(-4.0, 2.0)
-    log_mean, log_std = y[..., 2] + levels, y[..., 3] + levels - STD_BELOW_MEAN
+@dataclass(frozen=True, eq=False)
+class _Answers:
+    """The pairs of a batch, as tensors."""
 
-    def distance(about: Any, mean: Any, std: Any) -> Any:
-        return (mu - about).abs() + 0.5 * (log_mean - mean).abs() + 0.5 * (log_std - std).abs()
+    lengths: Any
+    censored: Any
+    soft: Any
+    weight: Any
+    level: Any
+    kind_level: Any
+    kind: Any
+    prompt: Any
 
-    targets = make_targets(lengths, censored)
+
+def _loss(y: Any, answers: _Answers, recipe: FastRecipe) -> Any:
+    mu, log_sigma = y[..., 0] + answers.level, (y[..., 1] + SIGMA_AT_ZERO).clamp(-4.0, 2.0)
+    log_mean, log_std = y[..., 2] + answers.level, y[..., 3] + answers.level - STD_BELOW_MEAN
+
+    def distance(shift: Any, about: Any, mean: Any, std: Any) -> Any:
+        near = (mu + shift - about).abs() + 0.5 * (log_mean + shift - mean).abs()
+        return near + 0.5 * (log_std + shift - std).abs()
+
+    targets = make_targets(answers.lengths, answers.censored)
     true_std = torch.log(torch.expm1(targets.log_std).clamp(min=1.0))
-    labelled = negative_log_likelihood(mu, log_sigma, targets)
-    labelled = labelled + distance(targets.log_mean, targets.log_mean, true_std) * targets.whole
-    known = torch.isfinite(soft[..., 0])
-    soft = soft.nan_to_num()
+    shift = answers.kind_level
+    labelled = negative_log_likelihood(mu + shift, log_sigma.detach(), targets)
+    labelled = labelled + negative_log_likelihood(mu.detach(), log_sigma, targets)
+    labelled = labelled + distance(shift, targets.log_mean, targets.log_mean, true_std) * targets.whole
+    soft, known = answers.soft.nan_to_num(), torch.isfinite(answers.soft[..., 0])
     points = soft[..., :1] + torch.exp(soft[..., 1:2]) * torch.tensor(_QUARTILES)
     t = (points - mu[..., None]) * torch.exp(-log_sigma)[..., None]
     taught = (log_sigma[..., None] - student_logpdf(t)).mean(dim=-1) + distance(
-        soft[..., 0], soft[..., 2], soft[..., 3]
+        0.0, soft[..., 0], soft[..., 2], soft[..., 3]
     )
-    return _mean(labelled, targets.weight * weight) + soft_weight * _mean(taught, known * weight)
+    loss = _mean(labelled, targets.weight * answers.weight)
+    loss = loss + recipe.soft_weight * _mean(taught, known * answers.weight)
+    return loss + recipe.order_weight * _order_loss(y[..., 0], targets, answers)
+
+
+def _order_loss(y: Any, targets: Any, answers: _Answers) -> Any:
+    """Logistic loss on the order of answers to two prompts of one kind, levels removed; at most _ORDERED answers."""
+    chosen = torch.randperm(len(y))[:_ORDERED]
+    mu, true = y[chosen], (targets.log_mean - answers.level - answers.kind_level.detach())[chosen]
+    kind, prompt, whole = answers.kind[chosen], answers.prompt[chosen], targets.whole[chosen]
+    gap = true[None] - true[:, None]
+    known = (kind[None] == kind[:, None]) & (prompt[None] != prompt[:, None]) & (gap.abs() > _MIN_GAP)
+    known &= whole[None] & whole[:, None]
+    loss = nn.functional.softplus(-torch.sign(gap) * (mu[None] - mu[:, None]) / _ORDER_SCALE)
+    each = torch.where(known, loss, 0.0).sum(1) / known.sum(1).clamp(min=1)
+    return _mean(each, answers.weight[chosen] * known.any(1))
 
 
 def _mean(each: Any, where: Any) -> Any:
@@ -174,6 +235,8 @@ MIN_PROMPTS: Final = 100
 HELD_OUT: Final = 0.06
 """Share of the prompts that calibrate."""
 WIDENINGS: Final = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+PACKED_PROMPTS: Final = 3_000
+_CELL_PRIOR: Final = 5.0  # answers at which the mean of a cell has half of its weight
 TAUGHT_LLMS: Final = 8
 """LLMs without lengths for a prompt that are learned from the teacher there, drawn at random."""
 
@@ -232,16 +295,23 @@ class FastTrainer:
     def fit(self, table: PairTable, seed: int = 0) -> FastPredictor:
         """Train on all prompts of the table; the predictor is not calibrated."""
         vocabulary = self.vocabulary.of_texts(table.texts)
-        levels, weight = table.levels(), table.prompt_weights()
+        # Made prompts have the same lengths with every LLM and say nothing about differences.
+        made = made_prompts(table)
+        levels, weight = table.take(~made).levels(), table.prompt_weights() * np.where(made, MADE_WEIGHT, 1.0)
         known = np.flatnonzero(table.prompts_per_llm() >= MIN_PROMPTS)
         identity = np.full(len(table.llms), -1)
         identity[known] = np.arange(len(known))
         answers = np.bincount(table.prompt, minlength=len(table))
         pair_weight = (weight / np.sqrt(np.maximum(answers, 1)))[table.prompt]
-        effect = np.bincount(table.prompt, table.log_mean() - levels[table.llm], len(table)) / np.maximum(answers, 1)
+        kind = kinds_with_levels(table)
+        above = table.log_mean() - levels[table.llm]
+        cell = np.where(kind[table.prompt] < 0, -1, kind[table.prompt] * len(table.llms) + table.llm)
+        effect = np.bincount(table.prompt, above - _means(above, cell), len(table)) / np.maximum(answers, 1)
         folds = np.random.default_rng(seed).integers(0, FOLDS, len(table))
         pages = [vocabulary.reader.read(text) for text in table.texts]
-        learned = learn_tables(pages, effect, vocabulary.meaning, folds, seed, weight * (answers > 0))
+        # The words of templates say nothing about other prompts: the tables are learned without them.
+        effect[made] = 0.0
+        learned = learn_tables(pages, effect, vocabulary.meaning, folds, seed, weight * ((answers > 0) & ~made))
         examples = Examples(
             description=learned.describe(pages, folds),
             prompt=table.prompt,
@@ -253,6 +323,8 @@ class FastTrainer:
             name_features=np.array([identify(llm).features() for llm in (*table.llms, "")], np.float32),
             levels=levels[:-1],
             identity=identity,
+            plain=slice(COUNTED, FEATURES),
+            kind=kind,
             absent=_absent(table, self.recipe.networks),
         )
         if self.teacher is not None:
@@ -265,8 +337,9 @@ class FastTrainer:
 
 
 def _absent(table: PairTable, networks: int) -> list[NDArray[np.bool_]]:
-    """Return for each network the prompts of every n-th group outside CASTILLO."""
-    present = [name for name in table.groups if name not in CASTILLO_GROUPS and table.in_groups([name]).any()]
+    """Return for each network the prompts of every n-th group outside CASTILLO; all learn from made prompts."""
+    always = (*CASTILLO_GROUPS, MADE)
+    present = [name for name in table.groups if name not in always and table.in_groups([name]).any()]
     return [table.in_groups(present[number::networks]) for number in range(networks)] if networks > 1 else []
 
 
@@ -277,9 +350,37 @@ def predicted(predictor: FastPredictor, table: PairTable) -> tuple[Doubles, Doub
 
 
 def training_pairs(*, ships: bool) -> PairTable:
-    """Return CASTILLO with SmolLM2's lengths, and the diverse prompts; with `ships` those of clear licences only."""
+    """Return CASTILLO with SmolLM2's lengths, the diverse prompts, and made ones, which state their length.
+
+    With `ships`, of the diverse prompts those of clear licences only.
+    """
     castillo = load_samples(DataConfig(smollm2=True))
-    return PairTable.of(castillo, load_diverse(known_llms=castillo.llms, ships=ships))
+    return PairTable.of(castillo, load_diverse(known_llms=castillo.llms, ships=ships), made_samples(castillo.llms))
+
+
+def packed_pairs(prompts: int = PACKED_PROMPTS) -> PairTable:
+    """Return all prompts of `scripts/gpu_kinds.py`: at most so many of each kind to train on, and those to judge by."""
+    table = training_pairs(ships=False)
+    return capped(table.take(table.trainable() | table.test), prompts)
+
+
+def kinds_with_levels(table: PairTable) -> NDArray[np.intp]:
+    """Return the kind of each prompt, -1 for CASTILLO's and made ones: their answers have no level of a kind."""
+    without = [table.groups.index(name) for name in (*CASTILLO_GROUPS, MADE) if name in table.groups]
+    return np.where(np.isin(table.group, without), -1, table.group)
+
+
+def _means(values: Doubles, cell: NDArray[np.intp]) -> Doubles:
+    """Return for each value the mean of its cell, shrunk to 0 where it has few values; 0 for cell -1."""
+    place = np.maximum(cell, 0)
+    here = cell >= 0
+    total, count = (np.bincount(place, w) for w in (np.where(here, values, 0.0), here.astype(np.float64)))
+    return np.where(here, (total / (count + _CELL_PRIOR))[place], 0.0)
+
+
+def made_prompts(table: PairTable) -> NDArray[np.bool_]:
+    """Return which prompts were made."""
+    return table.in_groups([MADE]) if MADE in table.groups else np.zeros(len(table), bool)
 
 
 def official_test(table: PairTable) -> PairTable:
@@ -325,6 +426,7 @@ def calibrated(
 ) -> tuple[FastPredictor, dict[str, Any]]:
     """Train on all but a few prompts, on which each LLM is calibrated; return the predictor and its figures."""
     held = np.random.default_rng(seed).random(len(train)) < HELD_OUT
+    held &= ~made_prompts(train)  # their lengths are no LLM's
     fitted, out = replace(trainer.fit(train.take(~held), seed), widening=widening), train.take(held)
     names = [train.llms[number] for number in out.llm]
     texts = [out.texts[number] for number in out.prompt]

@@ -18,14 +18,12 @@ from lengthwise.predictors.fast import (
     FEATURES,
     PAIRS,
     RESERVED,
-    SIGNS,
     PromptText,
     Reader,
     WordTables,
-    excerpt,
-    split,
     terms,
 )
+from lengthwise.predictors.prompt_words import SIGNS, as_bytes, excerpt, split
 from lengthwise.training.encoder.network import package_folder
 
 Floats = NDArray[np.float32]
@@ -93,7 +91,7 @@ class Vocabulary:
 
 
 def _frequent(texts: Sequence[str]) -> set[bytes]:
-    seen = Counter(word for text in texts for word in set(split(excerpt(text))))
+    seen = Counter(word for text in texts for word in set(split(as_bytes(excerpt(text)))))
     return {word for word, prompts in seen.items() if prompts >= WORD_IN_PROMPTS and not word.startswith(b"\x01")}
 
 
