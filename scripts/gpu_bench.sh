@@ -4,6 +4,8 @@
 #   scripts/gpu_bench.sh model FOLDER              a folder with the shape of Llama-3.1-8B and SmolLM2's tokenizer
 #   scripts/gpu_bench.sh serve FOLDER SLOTS [...]  start vLLM with our scheduler in the background, wait until it answers
 #   scripts/gpu_bench.sh stock FOLDER SLOTS [...]  the same without our scheduler
+#   scripts/gpu_bench.sh stock-priority FOLDER SLOTS [...]   stock vLLM that orders by each request's priority, for
+#                                                  `python -m benchmarks.stock_order`
 #   scripts/gpu_bench.sh stop
 #   scripts/gpu_bench.sh bench OUT [...]           `lengthwise bench` on that server; resumes what is in OUT
 #   scripts/gpu_bench.sh promises OUT [...]        what policies promise: `lengthwise` without predictions, with those of
@@ -80,6 +82,11 @@ case $command in
         start "$1" "$2" --scheduler-cls lengthwise.vllm.LengthwiseScheduler --additional-config "$options" "${@:3}"
         ;;
     stock) start "$@" ;;
+    stock-priority)
+        # The LLM's own name, from which the gateway knows whose lengths to predict.
+        VLLM_SERVER_DEV_MODE=1 start "$1" "$2" --served-model-name meta-llama/Llama-3.1-8B-Instruct \
+            --scheduling-policy priority --middleware benchmarks.forced_lengths.ForcedLengths "${@:3}"
+        ;;
     stop)
         kill -TERM -- "-$(cat "$state/pid")" 2> /dev/null || true
         for _ in $(seq 40); do kill -0 "$(cat "$state/pid")" 2> /dev/null || break; sleep 0.5; done
@@ -87,5 +94,5 @@ case $command in
         ;;
     bench) bench "$@" ;;
     promises) promises "$@" ;;
-    *) sed -n '2,15p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,17p' "$0" >&2; exit 2 ;;
 esac

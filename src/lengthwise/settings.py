@@ -44,6 +44,8 @@ def read_yaml(path: Path, *, hint: str) -> dict[str, Any]:
         raise InputError(problem, source=path if mark is None else f"{path}, line {mark.line + 1}") from error
     except RecursionError:
         raise InputError(_NESTED, source=path) from None
+    except ValueError as error:  # a day that no month has, a number of thousands of digits
+        raise InputError(f"holds a value that cannot be read: {error}", source=path) from error
     _check_extent(content, path)
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise InputError("holds no fields", source=path, hint=hint)

@@ -110,6 +110,8 @@ STREAMS: Final = [
 CONFIGS: Final = [
     (DOCS / "guides" / "fleet.yaml").read_bytes(),
     re.sub(rb"^(\s*)#(?=\w)", rb"\1", (DOCS / "guides" / "fleet.yaml").read_bytes(), flags=re.MULTILINE),
+    b"- -" + b"9" * 5000,
+    b"port: 2026-02-30",
     b"engines: [http://a:1]\nclasses: {batch: {ttft_s: 0}}\ntenants: {a: {per_token_s: .nan}}",
     b"engines: [{url: 'http://a', api_key: '${NOT_SET}'}]",
     b"engines: ['http://user:s3cret@a']\nengines: ['http://b']",

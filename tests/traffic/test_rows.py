@@ -40,7 +40,7 @@ def test_every_record_of_a_request_is_a_projection_of_the_row() -> None:
     own = {
         Sample: {"due_s", "asked_tokens", "error", "gaps_s"},
         Answer: {"prompt", "sample"},
-        Outcome: {"engines", "trace", "accelerated", "handover"},
+        Outcome: {"engines", "trace", "accelerated", "handover", "session"},
     }
     for record, columns in own.items():
         assert {field.name for field in dataclasses.fields(record)} - columns <= set(RequestRow._fields), record

@@ -128,7 +128,7 @@ def test_any_changed_cell_changes_the_hash(workload: Workload, data: st.DataObje
 def _another(cell: Any, name: str) -> Any:
     if name == "block_hashes":
         return [*cell, 7]
-    if name in ("prompt", "llm", "tenant", "session", "request_class"):
+    if name in ("prompt", "llm", "tenant", "session", "template", "request_class"):
         return "" if cell is None else None
     return 1 if cell is None else cell + 1
 

@@ -277,7 +277,7 @@ class _Run:
             "predictions": seen["predictions"],
             "probe": seen.get("probe"),
         }
-        return episode, _table(turn, drawn, report, seen)
+        return episode, episode_table(turn, drawn, report, seen)
 
     async def _load(self, drawn: Draw, arm: Arm, on_part: Callable[[float], None]) -> LoadReport:
         workload, token = drawn.workload, self._server.token
@@ -368,7 +368,8 @@ def _verify(report: LoadReport, seen: dict[str, Any], begun: dict[str, Any], *, 
         raise EpisodeFailedError("the prefix cache was not empty at the start")
 
 
-def _table(turn: Turn, drawn: Draw, report: LoadReport, seen: dict[str, Any]) -> pa.Table:
+def episode_table(turn: Turn, drawn: Draw, report: LoadReport, seen: dict[str, Any]) -> pa.Table:
+    """Return the rows of an episode: what the client measured, and what the engine observed of each request."""
     samples = sorted(report.samples, key=lambda sample: sample.request)
     engine = {each["row"]: each for each in seen["rows"]}
     n = len(samples)

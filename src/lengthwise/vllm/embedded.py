@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -44,6 +45,7 @@ SCHEDULER: Final = "lengthwise.vllm.LengthwiseScheduler"
 _STARTS_IN_S: Final = 300.0
 _COMPILES_IN_S: Final = 900.0  # on top of that, where nothing is compiled yet and others compile beside it
 _BATCHED_TOKENS: Final = 2048  # vLLM's default on a CPU; without chunks it must hold the longest prompt
+_UNASSIGNED: Final = range(20_000, 32_768)  # below the ports that Linux gives to sockets without one
 _CPU: Final = Path("/proc/cpuinfo")
 
 
@@ -281,6 +283,11 @@ def _need_vllm() -> None:
 
 
 def _free_port(host: str, port: int) -> int:
+    """Return the port, or for 0 a free one that the system gives to no other socket while the engine starts."""
+    if port == 0:
+        for candidate in random.sample(_UNASSIGNED, 64):
+            with contextlib.suppress(InputError):
+                return _free_port(host, candidate)
     with socket.socket() as probe:
         try:
             probe.bind((host, port))
