@@ -9,8 +9,9 @@
 #   scripts/gpu_bench.sh stop
 #   scripts/gpu_bench.sh bench OUT [...]           `lengthwise bench` on that server; resumes what is in OUT
 #   scripts/gpu_bench.sh promises OUT [...]        what policies promise: `lengthwise` without predictions, with those of
-#                                                  `fast` and with inverted lengths; then `ontime`, `sjf`, and `slo` at
-#                                                  1.25 times the p99 that `fcfs` had; four blocks each, in OUT-*
+#                                                  `fast` and `default` and with inverted lengths; then `ontime`, `sjf`,
+#                                                  and `slo` at 1.25 times the p99 that `fcfs` had; four blocks each, in
+#                                                  OUT-lanes and OUT-limits
 #
 # Weights are random: step times are those of a real 8B model, answers are noise, lengths are forced. Further arguments
 # are passed on to vLLM or to `lengthwise bench`. TOKENIZER is the folder of SmolLM2-135M-Instruct.
@@ -64,7 +65,7 @@ bench() { # folder of the results, flags of `lengthwise bench`
 promises() { # folder of the results, flags of `lengthwise bench`
     local out=$1 seconds
     shift
-    bench "$out-lanes" --policy lengthwise --predictor none,fast,inverted --blocks 4 --seed 20 "$@"
+    bench "$out-lanes" --policy lengthwise --predictor none,fast,default,inverted --blocks 4 --seed 20 "$@"
     seconds=$(python3 -m lengthwise bench --no-run --out "$out-lanes" --json | python3 -c '
 import json, sys
 arms = json.load(sys.stdin)["arms"]
@@ -94,5 +95,5 @@ case $command in
         ;;
     bench) bench "$@" ;;
     promises) promises "$@" ;;
-    *) sed -n '2,17p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,18p' "$0" >&2; exit 2 ;;
 esac

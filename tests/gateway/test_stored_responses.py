@@ -58,6 +58,29 @@ async def test_a_conversation_stays_on_its_engine(
     assert not any(engine.others for engine in engines), "no engine is asked: the engine of the answer is known"
 
 
+async def test_the_turns_of_a_stored_conversation_are_one_session(
+    http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
+) -> None:
+    engines, urls = fleet
+    name: str | None = None
+    with gateway({"url": urls[0], "kind": "lengthwise"}) as url:
+        for _ in range(4):
+            _, answer = await respond(http, url, **({} if name is None else {"previous_response_id": name}))
+            name = answer["id"]
+        await respond(http, url, previous_response_id=name, metadata={"session_id": "own"})
+    names = [(body.get("vllm_xargs") or {}).get("session") for body in engines[0].bodies]
+    assert names == [None, "resp_1", "resp_1", "resp_1", "own"]
+
+
+def test_an_answer_of_which_nothing_is_known_begins_a_session() -> None:
+    owners = ResponseOwners(most=1)
+    engine = GatewayEngine(EngineClient("http://127.0.0.1:1"), 0, 1)
+    owners.add("resp_1", engine)
+    owners.add("resp_2", engine, owners.session("resp_1"))
+    assert owners.session("resp_2") == "resp_1"
+    assert (owners.session("resp_1"), owners.session("x" * 5000)) == ("resp_1", "x" * 256)
+
+
 async def test_the_engine_of_an_unknown_answer_is_searched_once(
     http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
 ) -> None:

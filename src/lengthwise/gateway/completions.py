@@ -152,6 +152,7 @@ class Completions(Endpoint):
         if isinstance(body, ResponsesBody):
             continued, raw = await self._own(body, raw, lease.tenant.name)
             if continued is not None:
+                job.session = job.session or self._owners.session(continued)
                 pinned = await self._owner(continued, body.model, caller)
         hide_usage = self._config.stream_usage and body.lacks_usage
         if hide_usage:
@@ -583,7 +584,7 @@ class Completions(Endpoint):
         finally:
             answer.close()
             if isinstance(call.meter, ResponsesMeter) and call.meter.response_id is not None:
-                self._owners.add(call.meter.response_id, engine)
+                self._owners.add(call.meter.response_id, engine, call.job.session)
         return answer
 
 

@@ -1,4 +1,4 @@
-"""Stored answers of /v1/responses: whose they are, by the id that clients see, and which engine stores them."""
+"""Stored answers of /v1/responses: whose they are, by the id that clients see, which engine and session they are of."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from lengthwise.gateway.errors import ApiError
 MAX_OWNERS: Final = 1 << 16
 """Answers that are remembered; the least recently used are forgotten."""
 _ASK_S: Final = 5.0
+_MAX_SESSION: Final = 256
 _TAG_DIGITS: Final = 32
 _PURPOSE: Final = b"lengthwise stored response"
 
@@ -47,15 +48,15 @@ class ResponseIds:
 
 
 class ResponseOwners:
-    """The engines that store answers, by the engine's id of each."""
+    """The engines that store answers, and the sessions that answers belong to, by the engine's id of each."""
 
     def __init__(self, most: int = MAX_OWNERS) -> None:
         self._most = most
-        self._owners: OrderedDict[str, GatewayEngine] = OrderedDict()
+        self._owners: OrderedDict[str, tuple[GatewayEngine, str]] = OrderedDict()
 
-    def add(self, response_id: str, engine: GatewayEngine) -> None:
-        """Record the engine of an answer."""
-        self._owners[response_id] = engine
+    def add(self, response_id: str, engine: GatewayEngine, session: str | None = None) -> None:
+        """Record the engine of an answer and its session; without a name, an answer begins a session of its own."""
+        self._owners[response_id] = engine, session or self.session(response_id)
         self._owners.move_to_end(response_id)
         if len(self._owners) > self._most:
             self._owners.popitem(last=False)
@@ -65,8 +66,12 @@ class ResponseOwners:
         if response_id not in self._owners:
             return None
         self._owners.move_to_end(response_id)
-        engine = self._owners[response_id]
+        engine, _ = self._owners[response_id]
         return None if engine.leaving else engine
+
+    def session(self, response_id: str) -> str:
+        """Return the session of an answer: the id of the first answer of its chain, unless the client named it."""
+        return self._owners[response_id][1] if response_id in self._owners else response_id[:_MAX_SESSION]
 
     async def locate(
         self, response_id: str, engines: Sequence[GatewayEngine], headers: Sequence[tuple[bytes, bytes]]
