@@ -80,8 +80,12 @@ def save(drawing: Figure, path: Path) -> None:
         return
     text = io.StringIO()
     drawing.savefig(text, format="svg", metadata={"Date": None})
-    # A hundredth of a point is precise, and halves the size.
-    path.write_text(with_dark_scheme(re.sub(r"(\d\.\d\d)\d+", r"\1", text.getvalue())), encoding="utf-8")
+    path.write_text(with_dark_scheme(_in_hundredths(text.getvalue())), encoding="utf-8")
+
+
+def _in_hundredths(svg: str) -> str:
+    """Return the SVG with coordinates in hundredths of a point, which halves its size; its texts stay."""
+    return re.sub(r">[^<]*<|(\d\.\d\d)\d+", lambda found: found[1] or found[0], svg)
 
 
 def with_dark_scheme(svg: str) -> str:

@@ -42,6 +42,14 @@ def test_a_figure_is_written_in_the_format_of_its_name(suffix: str, tmp_path: Pa
     assert begins.lstrip(b"\x89").startswith({".png": b"PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix])
 
 
+def test_an_svg_has_short_coordinates_and_whole_labels(tmp_path: Path) -> None:
+    with figure(1, 1, size=(2, 2), title="0.01234") as (drawing, _):
+        save(drawing, tmp_path / "out.svg")
+    text = (tmp_path / "out.svg").read_text(encoding="utf-8")
+    assert ">0.01234<" in text
+    assert not re.search(r"L \d+\.\d{3}", text)
+
+
 FIGURES = sorted((Path(__file__).parents[2] / "docs" / "figures").glob("*.svg"))
 
 
