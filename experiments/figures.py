@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,8 @@ _STYLE: Final[dict[Any, Any]] = {
     "ytick.color": "#3d454c",
     "legend.frameon": False,
     "legend.fontsize": 8.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "lengthwise",
 }
 
 
@@ -64,7 +67,7 @@ def figure(rows: int, columns: int, *, size: tuple[float, float], title: str) ->
 
 
 def save(drawing: Figure, path: Path) -> None:
-    """Write the figure in the format of the suffix."""
+    """Write the figure in the format of the suffix; an SVG fits light and dark pages."""
     if not path.parent.is_dir():
         raise InputError("no such folder", source=path.parent, hint="make it first, or give another --plot")
     kinds = drawing.canvas.get_supported_filetypes()
@@ -72,7 +75,69 @@ def save(drawing: Figure, path: Path) -> None:
         raise InputError(
             f"'{path.suffix}' is not a picture format", source=path, hint="end the name in .png, .pdf or .svg"
         )
-    drawing.savefig(path, dpi=150)
+    if path.suffix != ".svg":
+        drawing.savefig(path, dpi=150)
+        return
+    text = io.StringIO()
+    drawing.savefig(text, format="svg", metadata={"Date": None})
+    path.write_text(with_dark_scheme(_in_hundredths(text.getvalue())), encoding="utf-8")
+
+
+def _in_hundredths(svg: str) -> str:
+    """Return the SVG with coordinates in hundredths of a point, which halves its size; its texts stay."""
+    return re.sub(r">[^<]*<|(\d\.\d\d)\d+", lambda found: found[1] or found[0], svg)
+
+
+def with_dark_scheme(svg: str) -> str:
+    """Return Matplotlib's SVG with rules for a dark page.
+
+    Inline colours stay for light pages and for viewers without CSS. An `<img>` takes the scheme of its page.
+    """
+    svg = re.sub(r"<style>@media.*?</style>\n", "", svg, flags=re.DOTALL)
+    colours = sorted(set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg)) - set(PALETTE))
+    lines = [f"[id^='text_'] {{ fill: {_on_dark('#000000')} }}"]  # black, the default, is not written
+    lines += [
+        f"[style*='{name}: {colour}'] {{ {name}: {_on_dark(colour)} !important }}"
+        for colour in colours
+        for name in ("fill", "stroke")
+    ]
+    style = "\n".join(["<style>@media (prefers-color-scheme: dark) {", *lines, "}</style>", ""])
+    return svg.replace("</svg>", f"{style}</svg>")
+
+
+_GROUND: Final = "#1e2129"
+"""The ground of Material's dark scheme, which white becomes."""
+_DARKEST, _LIGHTEST, _FAINTEST = 0.25, 0.95, 0.4
+"""Lightness in OKLab of near white and of black on a dark page; the least of a colour that is not grey."""
+_TO_LMS: Final = np.array(
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+)
+_TO_OKLAB: Final = np.array(
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+)
+
+
+def _on_dark(colour: str) -> str:
+    """Return a colour of the same hue with its lightness mirrored, so that what is near the ground stays near it."""
+    if colour == "#ffffff":
+        return _GROUND
+    encoded = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+    lightness, *hue = _TO_OKLAB @ np.cbrt(_TO_LMS @ linear)
+    mirrored = _DARKEST + (1.0 - lightness) ** 0.75 * (_LIGHTEST - _DARKEST)
+    if np.hypot(*hue) > 0.06:
+        mirrored = max(mirrored, _FAINTEST)
+    linear = np.linalg.solve(_TO_LMS, np.linalg.solve(_TO_OKLAB, np.array([mirrored, *hue])) ** 3).clip(0.0, 1.0)
+    encoded = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    return "#" + "".join(f"{round(255 * value):02x}" for value in encoded)
 
 
 def png(drawing: Figure) -> str:

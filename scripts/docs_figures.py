@@ -8,10 +8,8 @@ the package, so that every clone draws the same. Figures of policies call the po
 
 from __future__ import annotations
 
-import io
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +24,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from experiments.figures import COLOURS, GREY, figure, legend, log_tokens
+from experiments.figures import COLOURS, GREY, figure, legend, log_tokens, save
 from lengthwise import Fleet, LogT, PredictionInput, compare, load_predictor
 from lengthwise.lengths import LogTColumns
 from lengthwise.policies import POLICIES, WRAPPERS, Fcfs, Job, JobColumns, PolicyQueue, QueueView, make_policy
@@ -56,20 +54,17 @@ LOADS = (0.5, 0.7, 0.9, 1.0, 1.1, 1.3, 1.5)
 def main() -> None:
     """Draw all figures."""
     os.environ.pop("LENGTHWISE_DATA", None)  # the samples, whatever data is at hand
-    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lengthwise"})
     for name in sys.argv[1:] or FIGURES_BY_NAME:
         FIGURES_BY_NAME[name]()
 
 
 @contextmanager
 def drawn(name: str, columns: int = 1, *, size: tuple[float, float], title: str) -> Iterator[list[Axes]]:
-    """Yield the panels of a figure, then write it as SVG; a hundredth of a point is precise, and halves the size."""
+    """Yield the panels of a figure, then write it as SVG."""
+    path = FIGURES / f"{name}.svg"
     with figure(1, columns, size=size, title=title) as (drawing, panels):
         yield panels
-        text = io.StringIO()
-        drawing.savefig(text, format="svg", metadata={"Date": None})
-    path = FIGURES / f"{name}.svg"
-    path.write_text(re.sub(r"(\d\.\d\d)\d+", r"\1", text.getvalue()), encoding="utf-8")
+        save(drawing, path)
     print(path.relative_to(ROOT))  # noqa: T201
 
 

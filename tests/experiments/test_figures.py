@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.figures import boxes, describe, dots, figure, log_tokens, percent_axis, png, save
+from experiments.figures import (
+    boxes,
+    describe,
+    dots,
+    figure,
+    log_tokens,
+    percent_axis,
+    png,
+    save,
+    with_dark_scheme,
+)
 from lengthwise.errors import InputError
 
 
@@ -29,6 +40,42 @@ def test_a_figure_is_written_in_the_format_of_its_name(suffix: str, tmp_path: Pa
         save(drawing, tmp_path / f"out{suffix}")
     begins = (tmp_path / f"out{suffix}").read_bytes()[:8]
     assert begins.lstrip(b"\x89").startswith({".png": b"PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix])
+
+
+def test_an_svg_has_short_coordinates_and_whole_labels(tmp_path: Path) -> None:
+    with figure(1, 1, size=(2, 2), title="0.01234") as (drawing, _):
+        save(drawing, tmp_path / "out.svg")
+    text = (tmp_path / "out.svg").read_text(encoding="utf-8")
+    assert ">0.01234<" in text
+    assert not re.search(r"L \d+\.\d{3}", text)
+
+
+FIGURES = sorted((Path(__file__).parents[2] / "docs" / "figures").glob("*.svg"))
+
+
+def test_an_svg_has_colours_for_a_dark_page_beside_those_of_a_light_one() -> None:
+    svg = '<svg><path style="fill: #ffffff"/><path style="fill: none; stroke: #1f77d0"/><g id="text_1"/></svg>\n'
+    drawn = with_dark_scheme(svg)
+    assert drawn.startswith(svg.removesuffix("</svg>\n"))
+    assert "[style*='fill: #ffffff'] { fill: #1e2129 !important }" in drawn
+    assert "[id^='text_'] { fill: #eeeeee }" in drawn
+    assert drawn.count("#1f77d0") == 1, "a colour of a series is seen on both grounds"
+    assert with_dark_scheme(drawn) == drawn
+
+
+def test_a_scale_of_colours_keeps_its_order_on_a_dark_page() -> None:
+    greys = ["#000000", "#333333", "#666666", "#999999", "#cccccc", "#eeeeee"]
+    drawn = with_dark_scheme("".join(f'<path style="fill: {grey}"/>' for grey in greys) + "</svg>")
+    dark = [re.search(rf"fill: {grey}'\] {{ fill: (#......)", drawn) for grey in greys]
+    assert [found[1] for found in dark if found] == sorted((found[1] for found in dark if found), reverse=True)
+    assert None not in dark
+
+
+@pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.stem)
+def test_every_figure_of_the_documentation_fits_a_dark_page(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "@media (prefers-color-scheme: dark)" in text
+    assert with_dark_scheme(text) == text
 
 
 def test_an_unknown_format_and_a_missing_folder_are_input_errors(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -28,6 +31,7 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.traffic.scores import kendall_tau
 
+ROOT = Path(__file__).parents[2]
 SMALL = Place(CASTILLO, 8, "1.1", 300)
 
 
@@ -82,3 +86,18 @@ def test_the_tables_show_every_cell_and_the_answer_names_the_worst() -> None:
         "at most 1.100 times that of FCFS in 2 cells (CASTILLO, 8 slots, 1.1, predictions 0.2)"
         in STUDY.output(found).verdict
     )
+
+
+def test_the_page_shows_the_largest_p99_of_the_kept_cells() -> None:
+    kept = json.loads((ROOT / "experiments" / "results" / "no_harm.json").read_text())
+    page = (ROOT / "docs" / "studies" / "no-harm.md").read_text()
+    rows = kept["tables"][0]["rows"]
+    assert f"at most {max(max(row[3:]) for row in rows)} times that of FCFS in {len(rows) * 10} cells" in page
+    left_out = kept["tables"][0]["columns"].index("0.8")
+    light = [float(share) for row in rows if row[2] == "0.7" for share in row[3:]]
+    assert f"at load 0.7 it is at most {max(light):.3f}" in page
+    for lengths, load in {(row[0], row[2]) for row in rows if row[2] != "0.7"}:
+        cells = [row for row in rows if (row[0], row[2]) == (lengths, load)]
+        shown = [max(column) for column in zip(*cells, strict=True)][3:]
+        del shown[left_out - 3 : left_out - 1]  # 0.8 and 1
+        assert f"| {lengths} | {load} | {' | '.join(shown)} |" in page
