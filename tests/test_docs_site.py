@@ -52,10 +52,22 @@ def test_every_page_of_docs_is_in_the_site_and_can_be_searched(site: Path) -> No
     assert pages <= searchable
 
 
-def test_every_public_name_has_its_docstring_in_the_python_reference(site: Path) -> None:
-    page = (site / "reference" / "python" / "index.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", docs_pages.reference_pages())
+def test_a_page_that_is_made_from_the_code_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "37")  # neither the terminal nor the user's folder counts
+    monkeypatch.setenv("HOME", "/nowhere")
+    made = docs_pages.reference_pages()[name]()
+    stored = (docs_pages.REFERENCE / name).read_text(encoding="utf-8")
+    assert stored == made, f"docs/reference/{name} is not what the code says; run: python -m scripts.docs_pages"
+
+
+def test_every_public_name_has_its_docstring_in_the_python_reference() -> None:
+    page = docs_pages.python_page()
     for name in set(lengthwise.__all__) - {"__version__"}:
-        assert re.search(rf'id="lengthwise[\w.]*\.{name}"', page), name
+        first = (getattr(lengthwise, name).__doc__ or "").partition("\n")[0]
+        section = page.partition(f"\n### {name}\n")[2].partition("\n#")[0]
+        assert first, name
+        assert first in section.replace("\\*", "*"), name
 
 
 def test_the_command_line_reference_has_every_command_and_the_options_of_its_help() -> None:
@@ -71,6 +83,12 @@ def test_the_configuration_reference_describes_every_field_of_the_gateway() -> N
     for name, field in GatewayConfig.model_fields.items():
         assert field.description, name
         assert f"| `{name}` |" in page
+
+
+def test_a_docstring_as_markdown_links_pages_and_escapes_stars_between_words() -> None:
+    text = 'See docs/guides/security.md#on-the-internet: "2*a,1*b" is `2*a`.\n\n    key = 2*a'
+    expected = 'See [security](../guides/security.md#on-the-internet): "2\\*a,1\\*b" is `2*a`.\n\n    key = 2*a'
+    assert docs_pages._text(text) == expected
 
 
 def test_links_of_a_file_at_the_root_point_into_the_site() -> None:
