@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,21 @@ from lengthwise.gateway.config import GatewayConfig
 from scripts import docs_pages
 
 ROOT = Path(__file__).parents[1]
+# Asks the search of the built site (its own worker) in Node and prints the pages that it finds, best first.
+SEARCH = """
+const fs = require('fs'), vm = require('vm'), [site, question] = process.argv.slice(1);
+const folder = site + '/assets/javascripts/workers/';
+const worker = folder + fs.readdirSync(folder).find(name => /^search.*\\.js$/.test(name));
+let handle, answered;
+const self = { addEventListener: (_, handler) => { handle = handler }, postMessage: message => answered(message),
+               console, setTimeout, URL };
+self.self = self;
+vm.runInNewContext(fs.readFileSync(worker, 'utf8'), self);
+const ask = (type, data) => new Promise(resolve => { answered = resolve; handle({ data: { type, data } }) });
+const index = { ...JSON.parse(fs.readFileSync(site + '/search/search_index.json', 'utf8')), options: {} };
+ask(0, index).then(() => ask(2, question)).then(
+  ({ data }) => console.log(JSON.stringify(data.items.map(group => group[0].location.split('#')[0]))));
+"""
 # What a browser loads by itself, unlike a link that a reader follows.
 LOADED = re.compile(r"<(?:script|link|img|iframe|source|video|object)\b[^>]*?\b(?:src|href|data)=[\"']?([^\"' >]+)")
 
@@ -43,6 +59,18 @@ def test_the_pages_load_no_file_from_another_host(site: Path) -> None:
             assert not re.match(r"(?:\w+:)?//", address), f"{page.relative_to(site)} loads {address}"
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(?:url\([\"']?|@import\s+[\"'])(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+@pytest.mark.parametrize(
+    ("question", "page"),
+    [("starvation", "faq/"), ("rate limit", "guides/security/"), ("overhead", "guides/gateway/")],
+)
+def test_the_search_finds_the_page_for_a_question_first(site: Path, question: str, page: str) -> None:
+    if (node := shutil.which("node")) is None:
+        pytest.skip("needs Node")
+    command = [node, "-e", SEARCH, str(site), question]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert found[0] == page, found[:3]
 
 
 def test_every_page_of_docs_is_in_the_site_and_can_be_searched(site: Path) -> None:
