@@ -1,20 +1,22 @@
-"""MkDocs hook: the pages of the site that are made from the code when it is built.
+"""The pages of the reference that are made from the code, and a hook of MkDocs.
 
-`reference/cli.md` from the command line, `reference/configuration.md` from the pydantic models, `reference/python.md`
-from the public names of the package (their docstrings by mkdocstrings), and `project/` from the files at the root of
-the repository. They replace the placeholders that a reader of the repository finds. Pages of docs/ that the navigation
-of mkdocs.yml does not name are added to the section of their folder; named pages that do not exist are left out.
+    python -m scripts.docs_pages       # writes docs/reference/{cli,configuration,python,metrics}.md
 
-`python -m scripts.docs_pages` writes docs/reference/metrics.md, which is kept, from the metrics of the gateway.
+They come from the command line, the pydantic models, the public names of the package and the metrics of the gateway.
+Neither the terminal nor the machine changes a character of them; a test compares them with the code.
+
+The hook adds `project/` from the files at the root of the repository, and pages of docs/ that the navigation of
+mkdocs.yml does not name to the section of their folder; named pages that do not exist are left out.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
-import os
+import inspect
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -30,15 +32,18 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "security": "SECURITY.md"}
-METRICS = ROOT / "docs" / "reference" / "metrics.md"
+REFERENCE = ROOT / "docs" / "reference"
 SECTIONS = {"start": "Start", "guides": "Guides", "reference": "Reference", "studies": "Studies"}
 
 CLI_INTRODUCTION = """\
-Generated from the commands; `lengthwise COMMAND --help` prints the same. A command that gets a wrong value prints one
-line that says what would be right, and ends with exit code 2.
+Made from the commands by `python -m scripts.docs_pages`; `lengthwise COMMAND --help` prints the same. A command that
+gets a wrong value prints one line that says what would be right, and ends with exit code 2.
 
 **Shell completion.** `lengthwise --install-completion` adds completion of commands and options to bash, zsh, fish or
 PowerShell. `lengthwise --show-completion` prints the script instead."""
+
+CONFIGURATION_INTRODUCTION = """\
+Made from the models that read the files by `python -m scripts.docs_pages`. An unknown field is an error."""
 
 GATEWAY_INTRODUCTION = """\
 `lengthwise serve --config gateway.yaml`. Every field at the top level that holds a single value is also an option of
@@ -47,8 +52,9 @@ GATEWAY_INTRODUCTION = """\
 the file is replaced by that variable."""
 
 PYTHON_INTRODUCTION = """\
-What `import lengthwise` offers. These names are the public interface; everything else may change between versions. A
-name is imported at its first use, so an optional package is needed only by what uses it."""
+What `import lengthwise` offers, made from the code by `python -m scripts.docs_pages`. These names are the public
+interface; everything else may change between versions. A name is imported at its first use, so an optional package is
+needed only by what uses it."""
 
 METRICS_INTRODUCTION = """\
 # Metrics
@@ -65,18 +71,24 @@ is made by `python -m scripts.docs_pages`.
 """
 
 
-@cache
-def generated_pages() -> dict[str, str]:
-    """Return the Markdown of every generated page by its path in the site."""
-    pages = {
-        "reference/cli.md": cli_page(),
-        "reference/configuration.md": configuration_page(),
-        "reference/python.md": python_page(),
+def reference_pages() -> dict[str, Callable[[], str]]:
+    """Return the function that makes each page of docs/reference that is made from the code."""
+    return {
+        "cli.md": cli_page,
+        "configuration.md": configuration_page,
+        "python.md": python_page,
+        "metrics.md": metrics_page,
     }
-    for name, source in PROJECT.items():
-        if (ROOT / source).exists():
-            pages[f"project/{name}.md"] = _links_of_root((ROOT / source).read_text(encoding="utf-8"))
-    return pages
+
+
+@cache
+def project_pages() -> dict[str, str]:
+    """Return the Markdown of the pages from the root of the repository by their path in the site."""
+    return {
+        f"project/{name}.md": _links_of_root((ROOT / source).read_text(encoding="utf-8"))
+        for name, source in PROJECT.items()
+        if (ROOT / source).exists()
+    }
 
 
 # --- hooks -----------------------------------------------------------------------------------------------------------
@@ -85,7 +97,7 @@ def generated_pages() -> dict[str, str]:
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Leave out pages that do not exist, and add those that the navigation does not name."""
     docs = Path(config.docs_dir)
-    present = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} | set(generated_pages())
+    present = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} | set(project_pages())
     sections: list[Any] = [_existing(entry, present) for entry in config.nav or []]
     named = set(_paths(sections))
     for path in sorted(present - named):
@@ -96,12 +108,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
+    """Add the pages from the root of the repository."""
     from mkdocs.structure.files import File
 
-    for path, content in generated_pages().items():
-        if (placeholder := files.get_file_from_path(path)) is not None:
-            files.remove(placeholder)
+    for path, content in project_pages().items():
         files.append(File.generated(config, path, content=content))
     return files
 
@@ -152,7 +162,6 @@ def cli_page() -> str:
     """Return the page of the command line: every command with its arguments and options."""
     from lengthwise.cli import COMMANDS, PANELS, _load
 
-    os.environ.setdefault("COLUMNS", "120")
     lines = [
         "# Command line",
         "",
@@ -212,7 +221,9 @@ def _default(parameter: Any) -> str:
 
 def _text(text: str) -> str:
     """Return a docstring as Markdown: without Click's marks, paths of docs/ as links from reference/."""
-    return re.sub(r"\bdocs/([\w/-]+?)([\w-]+)\.md", r"[\2](../\1\2.md)", text.replace("\b", "")).strip()
+    linked = re.sub(r"\bdocs/([\w/-]+?)([\w-]+)\.md(#[\w-]+)?", r"[\2](../\1\2.md\3)", text.replace("\b", "")).strip()
+    # A star between words is a star, but for code: between backquotes, or in an indented line.
+    return re.sub(r"(`[^`]*`|^    .*$)|(?<=\w)\*(?=\w)", lambda found: found[1] or r"\*", linked, flags=re.MULTILINE)
 
 
 def _cell(text: str) -> str:
@@ -224,7 +235,7 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     plain = ", ".join(str(each) for each in value) if isinstance(value, list | tuple) else str(value)
-    return f"`{_cell(plain)}`"
+    return "`" + plain.replace("|", "\\|") + "`"
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
@@ -249,7 +260,7 @@ def configuration_page() -> str:
             [TrainingConfig, *_sections_of(TrainingConfig)],
         ),
     }
-    lines = ["# Configuration", "", "Generated from the models that read the files. An unknown field is an error.", ""]
+    lines = ["# Configuration", "", CONFIGURATION_INTRODUCTION, ""]
     for title, (introduction, models) in parts.items():
         lines += [f"## {title}", "", introduction, ""]
         for model in models:
@@ -311,32 +322,129 @@ def _field_default(field: FieldInfo) -> str:
 # --- Python ----------------------------------------------------------------------------------------------------------
 
 
+PUBLIC: Final = {
+    "Length distributions": ("LengthDistribution", "LogT", "Histogram", "Point"),
+    "Predictors": ("predict", "Prediction", "load_predictor", "PredictionInput"),
+    "Policies": ("Policy", "Job", "make_policy"),
+    "Routers": ("Router", "make_router"),
+    "Simulation": ("simulate", "Fleet", "load_trace", "compare"),
+    "Serving": ("create_app", "rollouts"),
+    "Errors": ("InputError",),
+}
+_WIDTH: Final = 100  # of a signature on one line
+
+
 def python_page() -> str:
-    """Return the page of the public names, each for mkdocstrings to fill."""
+    """Return the page of the public names: signatures and docstrings, read from the sources."""
     import lengthwise
 
-    groups = {
-        "Length distributions": ("LengthDistribution", "LogT", "Histogram", "Point"),
-        "Predictors": ("load_predictor", "PredictionInput"),
-        "Policies": ("Policy", "Job", "make_policy"),
-        "Routers": ("Router", "make_router"),
-        "Simulation": ("simulate", "Fleet", "load_trace", "compare"),
-        "Serving": ("create_app", "rollouts"),
-        "Errors": ("InputError",),
-    }
-    left = set(lengthwise.__all__) - {name for names in groups.values() for name in names} - {"__version__"}
-    lines = [
-        "# Python",
-        "",
-        PYTHON_INTRODUCTION,
-        "",
-    ]
-    for title, names in (groups | ({"Further": tuple(sorted(left))} if left else {})).items():
+    listed = {name for names in PUBLIC.values() for name in names}
+    left = tuple(sorted(set(lengthwise.__all__) - listed - {"__version__"}))
+    lines = ["# Python", "", PYTHON_INTRODUCTION, ""]
+    for title, names in (PUBLIC | ({"Further": left} if left else {})).items():
         lines += [f"## {title}", ""]
         for name in names:
-            made = getattr(lengthwise, name)
-            lines += [f"::: {made.__module__}.{made.__qualname__}", ""]
+            lines += _public_name(getattr(lengthwise, name))
     return "\n".join(lines)
+
+
+def _public_name(value: Any) -> Iterator[str]:  # a class or a function
+    source = Path(inspect.getsourcefile(value) or "").read_text(encoding="utf-8")
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    node = next(each for each in ast.parse(source).body if isinstance(each, kinds) and each.name == value.__name__)
+    yield from (f"### {node.name}", "")
+    if isinstance(node, ast.FunctionDef):
+        yield from (
+            *_code(node.name, _arguments(node.args), _returns(node)),
+            "",
+            _text(ast.get_docstring(node) or ""),
+            "",
+        )
+        return
+    if (arguments := _arguments_of_class(node)) is not None:
+        yield from (*_code(node.name, arguments, ""), "")
+    yield from (_text(ast.get_docstring(node) or ""), "")
+    members = list(_members(node))
+    yield from members
+    yield from [""] * bool(members)
+
+
+def _members(node: ast.ClassDef) -> Iterator[str]:
+    """Yield a list entry for each public attribute and method that has a docstring."""
+    for member, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+            shown, text = member.target.id, _string(following)
+        elif isinstance(member, ast.FunctionDef):
+            shown, text = _method(node.name, member), ast.get_docstring(member) or ""
+        else:
+            continue
+        if text and not shown.startswith("_"):
+            yield f"- `{shown}`: {' '.join(_text(text).split())}"
+
+
+def _method(of_class: str, node: ast.FunctionDef) -> str:
+    """Return a method as it is called; a property has no arguments."""
+    decorators = {ast.unparse(each) for each in node.decorator_list}
+    if decorators & {"property", "cached_property"}:
+        return node.name + _returns(node)
+    name = node.name if "classmethod" not in decorators else f"{of_class}.{node.name}"
+    return f"{name}({', '.join(_arguments(node.args)[1:])}){_returns(node)}"
+
+
+def _string(node: ast.stmt | None) -> str:
+    """Return the text of a statement that is a string: the docstring of the attribute before it."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return inspect.cleandoc(node.value.value)
+    return ""
+
+
+def _arguments_of_class(node: ast.ClassDef) -> list[str] | None:
+    """Return the arguments of the constructor; None for a class that has none of its own."""
+    for member in node.body:
+        if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+            return _arguments(member.args)[1:]
+    if not any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+        return None
+    fields = (member for member in node.body if isinstance(member, ast.AnnAssign))
+    return [
+        _argument_of(ast.unparse(member.target), member.annotation, member.value)
+        for member in fields
+        if "init=False" not in ast.unparse(member.value or ast.Constant(None))
+    ]
+
+
+def _arguments(arguments: ast.arguments) -> list[str]:
+    first = [*arguments.posonlyargs, *arguments.args]
+    defaults = [*[None] * (len(first) - len(arguments.defaults)), *arguments.defaults]
+    shown = [_argument_of(each.arg, each.annotation, default) for each, default in zip(first, defaults, strict=True)]
+    if arguments.vararg:
+        shown.append("*" + _argument_of(arguments.vararg.arg, arguments.vararg.annotation, None))
+    elif arguments.kwonlyargs:
+        shown.append("*")
+    only = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    shown += [_argument_of(each.arg, each.annotation, default) for each, default in only]
+    if arguments.kwarg:
+        shown.append("**" + _argument_of(arguments.kwarg.arg, arguments.kwarg.annotation, None))
+    return shown
+
+
+def _argument_of(name: str, annotation: ast.expr | None, default: ast.expr | None) -> str:
+    typed = f"{name}: {ast.unparse(annotation)}" if annotation else name
+    if isinstance(default, ast.Call) and ast.unparse(default.func) == "field":  # of a dataclass
+        default = next((each.value for each in default.keywords if each.arg == "default"), None)
+    return typed + (f" = {ast.unparse(default)}".replace("'", '"') if default else "")
+
+
+def _returns(node: ast.FunctionDef) -> str:
+    return f" -> {ast.unparse(node.returns)}" if node.returns else ""
+
+
+def _code(name: str, arguments: list[str], returns: str) -> list[str]:
+    """Return a signature as indented lines, on one line where it is short."""
+    line = f"    {name}({', '.join(arguments)}){returns}"
+    if len(line) <= _WIDTH:
+        return [line]
+    return [f"    {name}(", *(f"        {each}," for each in arguments), f"    ){returns}"]
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -367,4 +475,5 @@ def metrics_page() -> str:
 
 
 if __name__ == "__main__":
-    METRICS.write_text(metrics_page(), encoding="utf-8")
+    for page, make in reference_pages().items():
+        (REFERENCE / page).write_text(make(), encoding="utf-8")

@@ -179,7 +179,7 @@ def test_every_option_of_a_command_in_the_documentation_exists() -> None:
     known = {name: options(_load(name)) for name in COMMANDS}
     named = 0
     for page in (README, *sorted((ROOT / "docs").rglob("*.md"))):
-        for name, rest in re.findall(r"lengthwise ([a-z]+)((?:[^\n`|;#]|\\\n)*)", page.read_text(encoding="utf-8")):
+        for name, rest in re.findall(r"lengthwise ([a-z]+)((?:[^\n`|;#&]|\\\n)*)", page.read_text(encoding="utf-8")):
             found = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", rest)) if name in known else set()
             assert found <= {*known.get(name, ()), "--help"}, f"{page.name}: lengthwise {name}{rest}"
             named += len(found)
