@@ -69,6 +69,27 @@ async def test_a_request_that_does_not_wait_is_predicted_only_to_learn(
     assert guess.predicted == ["about a 20", "about b 20", "about 30"]
 
 
+async def test_the_service_knows_in_which_order_requests_start(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    tell = PredictionService.started
+
+    def listen(self: PredictionService, key: str) -> None:
+        started.append(self._open[key].llm)
+        tell(self, key)
+
+    monkeypatch.setattr(PredictionService, "started", listen)
+    engine = StandIn()
+    with served(engine.app()) as engine_url, gateway(engine_url, policy="sjf", in_flight=1) as url:
+        answers = await hold(http, url, engine, [hinted("long", 300), hinted("short", 20)])
+        assert len(started) == 1, "those that wait have not started"
+        engine.gate.set()
+        assert {status for status, _ in await answers} == {200}
+    assert engine.names() == ["blocker", "short", "long"]
+    assert len(started) == 3
+
+
 async def test_waiting_requests_are_reordered_when_predictions_arrive(
     http: aiohttp.ClientSession, guess: Guess
 ) -> None:

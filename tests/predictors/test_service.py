@@ -394,6 +394,39 @@ def test_without_a_prediction_the_history_of_the_llm_is_used_and_without_one_the
     assert terse.mean() < unknown.mean() < wordy.mean()
 
 
+def test_answers_of_an_llm_are_learned_from_in_the_order_in_which_their_requests_started(host: Host) -> None:
+    service = host.service
+    for key, llm in (("long", "m"), ("short", "m"), ("other", "n"), ("not reported", "n")):
+        host.arrive(key, llm=llm, ask=False)
+        if key != "not reported":
+            service.started(key)
+            service.started(key)
+    service.ended("short", 10)
+    assert service.from_history("m", 1000) is None, "a shorter answer that started later waits"
+    service.ended("not reported", 300)
+    other = service.from_history("n", 1000)
+    assert other is not None, "nothing waits for a request of another LLM, or without a start"
+    service.ended("long", 800)
+    service.ended("other", None)
+    both = service.from_history("m", 1000)
+    assert both is not None
+    assert both.mean() > 100
+    service.started("gone")
+    assert not any(each.orders for each in service._learned.values())
+
+
+def test_answers_that_wait_for_an_earlier_one_are_learned_from_at_the_end(guess: Guess, tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "state")
+    host = Host(PredictionService(lambda: guess, state=state))
+    for key in ("long", "short"):
+        host.arrive(key)
+        host.service.started(key)
+    host.until(lambda: len(host.taken) == 2)
+    host.service.ended("short", 10)
+    host.service.close()
+    assert json.loads(state.read().parts["history"])["pooled"]["seen"] == 1
+
+
 def test_the_history_treats_censored_answers_as_lower_bounds() -> None:
     means = {}
     for censored in (True, False):

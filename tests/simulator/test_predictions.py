@@ -257,3 +257,13 @@ def test_the_default_cap_is_not_raised_by_a_length_that_a_predictor_cannot_know(
     workload = castillo_like(20).replace(output_tokens=np.full(20, 3 * DEFAULT_CAP))
     assert set(predict_workload(workload, "fast").cap.tolist()) == {DEFAULT_CAP}
     assert set(predict_workload(workload, "oracle").cap.tolist()) == {3 * DEFAULT_CAP}
+
+
+def test_learning_in_a_burst_is_not_misled_by_the_short_answers_that_finish_first() -> None:
+    workload = castillo_like(300, prompts=300).replace(arrival_s=np.arange(300) * 0.05)
+    # All run at once, each token takes 30 ms: while most arrive, only short ones finish.
+    finished_s = workload.arrival_s + 0.03 * workload.output_tokens
+    alone = predict_workload(workload, "fast").mu
+    learned = predict_workload(workload, "fast+learn", finished_s=finished_s).mu
+    assert (learned != alone).mean() > 0.2
+    assert (learned - alone)[150:].mean() > -0.15

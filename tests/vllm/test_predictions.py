@@ -97,6 +97,18 @@ def test_a_late_prediction_re_keys_a_waiting_request_at_the_next_step(
         scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
 
+def test_the_service_knows_which_requests_run(scheduler: Any, prompt_request: Callable[..., Any]) -> None:
+    for name in ("runs", "waits"):
+        scheduler.add_request(prompt_request(name, "about 20", 1000))
+    step(scheduler, Run())
+    opened, orders = scheduler.predictions._open, scheduler.predictions._learned[None].orders
+    assert {name: state.started for name, state in opened.items()} == {"runs": True, "waits": False}
+    assert [len(order) for order in orders.values()] == [1]
+    for name in ("runs", "waits"):
+        scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    assert not orders
+
+
 def test_a_predictor_that_hangs_or_raises_delays_no_step(
     scheduler: Any, guess: Guess, prompt_request: Callable[..., Any]
 ) -> None:

@@ -444,6 +444,7 @@ class Completions(Endpoint):
         """Note the engine of a request that has a slot now."""
         self._metrics.queue_seconds.observe(self._dispatcher.clock() - call.job.arrival)
         call.engine = engine.name
+        self._predictions.started(call.job.id)
         engine.retries.on_request()
         if call.question is not None:
             self._predictions.ask_to_learn(call.job.id, call.question)

@@ -2,9 +2,10 @@
 
 The host's thread never waits for a predictor and never runs one: a worker thread calls it, in a separate process. The
 host admits a request and gets the prediction from the LLM's history (`admit`), requests a prediction (`ask`), receives
-finished predictions (`deliver`) and reports each answer's length (`ended`). The predictor learns from it in its own
-process (`served`); the host's thread has the history of each LLM and a prefix memory over it, for requests that the
-predictor does not predict. All that is learned is kept in one file (`state_file`).
+finished predictions (`deliver`), and reports that a request runs (`started`) and how long its answer was (`ended`).
+Answers are learned from in the order in which their requests started. The predictor learns in its own process
+(`served`); the host's thread has the history of each LLM and a prefix memory over it, for requests that the predictor
+does not predict. All that is learned is kept in one file (`state_file`).
 
 A request whose prediction is on its way has the wide prior, not the history: the first answers to finish are the short
 ones, and by a history of them every new request would be short. Nothing here raises into the host. The clock is an
@@ -23,7 +24,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import starmap
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -53,6 +54,7 @@ from lengthwise.predictors.resolve import (
     predictor_label,
     resolve_predictor,
 )
+from lengthwise.predictors.start_order import StartOrder
 from lengthwise.predictors.state_file import Kept, StateFile, StateSaver, kind_of, part_name, tenant_of
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
 from lengthwise.prefixes import Scopes
@@ -117,6 +119,8 @@ class _Learned:
 
     history: History
     memory: PrefixMemory | None
+    orders: dict[str, StartOrder[_Answer]] = field(default_factory=dict)
+    """Of the LLMs that have running requests."""
 
     def parts(self, tenant: str | None) -> Iterator[tuple[str, History | PrefixMemory]]:
         """Yield its learners by the names of their parts in the learned state."""
@@ -137,6 +141,15 @@ class _Open:
     latest: LogT | None = None  # of the predictor, with what it has learned
     asked: Worker | None = None  # the one that predicts it
     predictor: str = ""
+    started: bool = False
+
+
+class _Answer(NamedTuple):
+    """How a request ended."""
+
+    request: _Open
+    tokens: int | None
+    censored: bool
 
 
 class PredictionService:
@@ -414,6 +427,16 @@ class PredictionService:
             return None
         return PredictionTrace(state.predictor, state.start, state.alone, state.latest, state.scopes)
 
+    def started(self, key: str) -> None:
+        """Report that an admitted request runs on an engine; a second report is ignored.
+
+        Answers of an LLM are learned from in this order, that of a request which was not reported at once.
+        """
+        state = self._open.get(key)
+        if state is not None and self.learning and not state.started:
+            state.started = True
+            state.learned.orders.setdefault(state.llm, StartOrder()).started(state.ticket)
+
     def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
         """Report that an admitted request ended, with its length (None if unknown). A second report is ignored.
 
@@ -423,15 +446,28 @@ class PredictionService:
         state = self._open.pop(key, None)
         if state is None:
             return
-        known = None if tokens is None or (censored and tokens < 1) else tokens
-        if known is not None and self.learning:
+        answer = _Answer(state, None if tokens is None or (censored and tokens < 1) else tokens, censored)
+        orders = state.learned.orders
+        order = orders.get(state.llm) if state.started else None
+        if order is None:
+            self._use(answer)
+            return
+        for each in order.ended(state.ticket, answer):
+            self._use(each)
+        if not order:
+            del orders[state.llm]
+
+    def _use(self, answer: _Answer) -> None:
+        """Learn from an answer."""
+        state, tokens, censored = answer
+        if tokens is not None and self.learning:
             self._observed += 1
-            self._note(state, known, censored=censored)
-            self._unlearned.append((state, known, censored))
+            self._note(state, tokens, censored=censored)
+            self._unlearned.append((state, tokens, censored))
             if len(self._unlearned) >= _MAX_UNLEARNED:
                 self.learn()
         if state.asked is not None:
-            state.asked.put(Ended(state.ticket, known, censored))
+            state.asked.put(Ended(state.ticket, tokens, censored))
 
     def _note(self, state: _Open, tokens: int, *, censored: bool) -> None:
         """Count an answer that was predicted, and keep it for the scores if it is complete."""
@@ -466,6 +502,9 @@ class PredictionService:
 
     def close(self) -> None:
         """Stop the worker and the predictor's process; a thread that hangs is left behind and ends with the host."""
+        for order in [order for each in self._learned.values() for order in each.orders.values()]:
+            for answer in order.rest():
+                self._use(answer)
         if self._worker is not None:
             self._replaced.append((self._worker, self._process))
         for worker, process in self._replaced:

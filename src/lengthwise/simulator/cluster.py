@@ -172,14 +172,17 @@ def as_predictions(
 ) -> RequestPredictions:
     """Return predictions for the workload by a predictor's name; None is the default one, or none if not `used`.
 
-    To a predictor that learns from finished requests, a length is visible once its request has finished on this fleet
-    under FCFS and round robin.
+    A predictor that learns from finished requests does so as they start and finish on this fleet under FCFS and round
+    robin.
     """
     if predictor is None:
         predictor = default_predictor(workload) if used else "none"
     if isinstance(predictor, str):
-        finished_s = simulate(workload, fleet, "fcfs", predictor="none").finished_s if learns(predictor) else None
-        return predict_workload(workload, predictor, seed=seed, finished_s=finished_s, on_progress=on_progress)
+        ran = simulate(workload, fleet, "fcfs", predictor="none") if learns(predictor) else None
+        started_s, finished_s = (None, None) if ran is None else (ran.started_s, ran.finished_s)
+        return predict_workload(
+            workload, predictor, seed=seed, started_s=started_s, finished_s=finished_s, on_progress=on_progress
+        )
     return _checked(predictor, RequestPredictions, "predictor", 'a name such as "fast", or RequestPredictions')
 
 

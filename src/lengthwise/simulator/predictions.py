@@ -32,6 +32,7 @@ from lengthwise.predictors.contract import (
 from lengthwise.predictors.history import History
 from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec, resolve_predictor
+from lengthwise.predictors.start_order import StartOrder
 from lengthwise.traffic.scores import kendall_tau, tau_within
 from lengthwise.workloads import Workload
 
@@ -110,13 +111,15 @@ def predict_workload(
     predictor: str,
     *,
     seed: int = 0,
+    started_s: Floats | None = None,
     finished_s: Floats | None = None,
     on_progress: Progress | None = None,
 ) -> RequestPredictions:
     """Return the predictions of a predictor by its name (see `parse_predictor_spec`); `seed` is for noise.
 
-    Requests with the same prompt and LLM have the same prediction, noise included; not so where one learns: it sees a
-    length from its request's time in `finished_s` on, by default a second and 30 ms per token after arrival.
+    Requests with the same prompt and LLM have the same prediction, noise included; not so where one learns: it learns
+    as a host does, in the order of `started_s`, by default that of arrival, from requests that have finished. Without
+    `finished_s` a request takes a second and 30 ms per token.
     """
     spec = parse_predictor_spec(predictor)
     true = workload.output_tokens.astype(np.float64)
@@ -132,7 +135,7 @@ def predict_workload(
     elif spec.kind == "history":
         mu, sigma = _history(workload)
     elif _learns(spec):
-        mu, sigma = _learned(workload, spec, finished_s, on_progress)
+        mu, sigma = _learned(workload, spec, started_s, finished_s, on_progress)
     else:
         mu, sigma = _model(workload, spec, on_progress)
     return RequestPredictions(predictor, mu, sigma, caps, _llms(workload), _centre(workload))
@@ -169,9 +172,13 @@ def _history(workload: Workload) -> tuple[Floats, Floats]:
 
 
 def _learned(
-    workload: Workload, spec: PredictorSpec, finished_s: Floats | None, on_progress: Progress | None
+    workload: Workload,
+    spec: PredictorSpec,
+    started_s: Floats | None,
+    finished_s: Floats | None,
+    on_progress: Progress | None,
 ) -> tuple[Floats, Floats]:
-    """Predict each request at its arrival, from the requests that have finished by then."""
+    """Predict each request at its arrival, from the answers that are learned from by then."""
     predictor: LearningPredictor
     if spec.model is None:
         texts, predictor = [""] * len(workload), MemoryPredictor()
@@ -195,9 +202,9 @@ def _learned(
     ]
     if finished_s is None:
         finished_s = workload.arrival_s + _TTFT_S + _TPOT_S * workload.output_tokens
-    ends = np.where(np.isfinite(finished_s), finished_s, np.inf)
-    order = np.argsort(ends, kind="stable").tolist()
-    ended = np.searchsorted(ends[order], workload.arrival_s, side="right").tolist()
+    llms = _llms(workload)
+    order, released_s = _released(llms, workload.arrival_s if started_s is None else started_s, finished_s)
+    ended = np.searchsorted(released_s, workload.arrival_s, side="right").tolist()
     mu, sigma, observed = np.empty(len(inputs)), np.empty(len(inputs)), 0
     for row, each in enumerate(inputs):
         for done in order[observed : ended[row]]:
@@ -207,6 +214,25 @@ def _learned(
         found = as_logt(predictor.predict([each]))
         mu[row], sigma[row] = found.mu[0], found.sigma[0]
     return mu, sigma
+
+
+def _released(llms: NDArray[np.object_], started_s: Floats, finished_s: Floats) -> tuple[list[int], Floats]:
+    """Return the requests that finish, in the order in which a host learns from them, and when it does."""
+    rows = np.flatnonzero(np.isfinite(finished_s))
+    times, is_end = np.concatenate([started_s[rows], finished_s[rows]]), np.repeat([False, True], len(rows))
+    orders: dict[str, StartOrder[int]] = {}
+    released: list[int] = []
+    released_s: list[float] = []
+    for event in np.lexsort((is_end, times)).tolist():
+        row = rows[event % len(rows)].item()
+        order = orders.setdefault(llms[row], StartOrder())
+        if not is_end[event]:
+            order.started(row)
+            continue
+        known = order.ended(row, row)
+        released += known
+        released_s += [times[event].item()] * len(known)
+    return released, np.array(released_s)
 
 
 def _described(

@@ -302,6 +302,7 @@ class PolicyRequestQueue(RequestQueue):
         """Take the next request to run."""
         request = self.peek_request()
         self.queue.pop(self._scheduler.now)
+        self._scheduler.predictions.started(request.request_id)
         return self._requests.pop(request.request_id)
 
     def peek_request(self) -> Request:
