@@ -19,6 +19,7 @@ NAMES: Final = (
     "castillo",
     "tie_rivals",
     "slots",
+    "burst_learning",
     "on_time",
     "sessions",
     "backlog",
