@@ -32,7 +32,7 @@ ARMS: Final = (ALONE, BY_END, BY_START)
 class BurstLearningGrid(SeededGrid):
     """Bursts and predictors."""
 
-    requests: tuple[int, ...] = (288, 1024)
+    requests: tuple[int, ...] = (288,)
     predictors: tuple[str, ...] = ("fast", "default")
     slots: int = 32
     steps: Path = STEPS
