@@ -34,6 +34,7 @@ Statistic = Literal["mean", "p50", "p90", "p99"]
 
 BASELINE: Final = "fcfs"
 USUAL_ROUTER: Final = "round_robin"
+"""The router that labels do not name, and that of one engine."""
 METRICS: Final[tuple[Metric, ...]] = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
 STATISTICS: Final[tuple[Statistic, ...]] = ("mean", "p50", "p90", "p99")
 COMPARED: Final[tuple[tuple[Metric, Statistic], ...]] = (
