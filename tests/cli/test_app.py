@@ -71,7 +71,7 @@ def test_an_unknown_command_of_a_group_names_all_of_them_and_guesses_none() -> N
     result = CliRunner().invoke(app, ["workload", "create"])
     assert result.exit_code == 2
     shown = " ".join(result.stderr.replace("│", " ").split())
-    assert "No such command 'create'. There are castillo, react, agents, alpaca, trace and describe." in shown
+    assert "No such command 'create'. There are castillo, day, react, agents, alpaca, trace and describe." in shown
     assert "Did you mean" not in shown
 
 
