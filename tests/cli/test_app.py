@@ -150,7 +150,6 @@ def test_output_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path
         ("pyarrow", "simulate castillo", "sim"),
         ("pyarrow", "bench --url http://127.0.0.1:1", "serve"),
         ("httptools", "serve --engine http://127.0.0.1:1", "serve"),
-        ("plotly", "evaluate constant --limit 20 --report out.html", "reports"),
     ],
 )
 def test_a_missing_package_names_the_extra_that_installs_it(package: str, arguments: str, extra: str) -> None:
