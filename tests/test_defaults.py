@@ -3,109 +3,132 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from lengthwise.cli.plan import plan
+from lengthwise import defaults
+from lengthwise.cli import COMMANDS, _load
+from lengthwise.client.batch import BatchPlan
 from lengthwise.gateway import GatewayConfig
 from lengthwise.policies.admission import JointAdmission
 from lengthwise.simulator import simulate
 from lengthwise.simulator.cluster import DEFAULT_LOAD, default_loads
-from lengthwise.simulator.fleet import EngineSpec, Fleet
+from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.live import SimulatedOptions
-from lengthwise.simulator.planning import PLANNED, CapacitySearch
+from lengthwise.simulator.planning import CapacitySearch
 from lengthwise.simulator.sweep import Limits, SweepConfig
 from lengthwise.vllm.embedded import EngineOptions
 
-ENGINE = Fleet.parse("llama-3-8b@a100").engines[0]
-OTHER_MEANING: dict[tuple[str, str], str] = {
-    ("simulate", "policy"): "a study begins with the baseline, and published figures name their policies",
-    ("simulated engine", "policy"): "stands for a stock vLLM, whose order is that of arrival",
-    ("simulate", "router"): "a study begins with the baseline, and published figures name their routers",
-    ("simulate", "predictor"): "a trace without prompts cannot have `fast`: then it is `history`",
-    ("plan", "predictor"): "as for simulate",
-    ("the command `plan`", "predictor"): "as for simulate",
-    ("simulate", "learning"): "is part of the predictor's name (`memory+fast`), since its cost is another replay",
-    ("simulated engine", "admission"): "an engine admits as vLLM does; the gateway's rule acts in front of it",
-    ("simulate", "admission"): "an engine admits as vLLM does; the gateway's rule acts in front of it",
-    ("engine", "slots"): "suits two CPU cores; on a GPU vLLM's default is used",
-    ("simulated engine", "slots"): "vLLM's max_num_seqs for the GPU; the gateway holds requests back in front of it",
-    ("simulate", "slots"): "vLLM's max_num_seqs for the GPU; the gateway holds requests back in front of it",
+ONE_DEFINITION: dict[str, Any] = {
+    "policy": defaults.DEFAULT_POLICY,
+    "router": defaults.DEFAULT_ROUTER,
+    "predictor": defaults.DEFAULT_PREDICTOR,
+    "slots": defaults.DEFAULT_SLOTS,
+    "admission_quantile": defaults.ADMISSION_QUANTILE,
 }
-"""Where a host's default differs from that of `serve`, and why."""
+FIELDS = {
+    "policy": "policy",
+    "router": "router",
+    "predictor": "predictor",
+    "max_num_seqs": "slots",
+    "in_flight": "slots",
+    "admission_quantile": "admission_quantile",
+}
+"""Names of fields and options, and what they set."""
+MODELS: tuple[type[BaseModel], ...] = (GatewayConfig, EngineOptions, BatchPlan, SweepConfig, Limits)
+OTHERWISE: dict[tuple[str, str], Any] = {
+    # Both compare with order of arrival.
+    ("simulate", "policy"): ",".join(defaults.COMPARED_POLICIES),
+    ("SweepConfig", "policy"): list(defaults.COMPARED_POLICIES),
+    # A batch has no clients who wait, and its prompts repeat.
+    ("batch", "predictor"): defaults.OFFLINE_PREDICTOR,
+    ("BatchPlan", "predictor"): defaults.OFFLINE_PREDICTOR,
+    ("EngineOptions", "max_num_seqs"): defaults.EMBEDDED_SLOTS,
+    ("engine", "max_num_seqs"): defaults.EMBEDDED_SLOTS,
+    # The predictor of the published measurements.
+    ("bench", "predictor"): "default",
+    ("probe train", "predictor"): "default",
+}
+"""What has another default, on purpose."""
 
 
-def of_model(model: Any, field: str) -> Any:
-    return model.model_fields[field].default
+def options() -> Iterator[tuple[str, str, Any]]:
+    """Yield command, name and default of the options of the command line that set one of these."""
+
+    def below(name: str, command: Any) -> Iterator[tuple[str, str, Any]]:
+        for each in command.params:
+            if each.param_type_name == "option" and each.name in FIELDS:
+                yield name, each.name, each.default
+        for inner in getattr(command, "commands", {}).values():
+            yield from below(f"{name} {inner.name}", inner)
+
+    for name in COMMANDS:
+        yield from below(name, _load(name))
+
+
+def fields() -> Iterator[tuple[str, str, Any]]:
+    """Yield model, name and default of the settings that set one of these."""
+    for model in MODELS:
+        for name, field in model.model_fields.items():
+            if name in FIELDS:
+                yield model.__name__, name, field.default
+
+
+FOUND = [*options(), *fields()]
+
+
+@pytest.mark.parametrize(("host", "name", "default"), FOUND, ids=lambda value: str(value))
+def test_a_default_is_the_one_definition_or_left_to_it(host: str, name: str, default: Any) -> None:
+    if (host, name) in OTHERWISE:
+        assert default == OTHERWISE[host, name]
+    else:  # None and an empty list: resolved below
+        assert default in (ONE_DEFINITION[FIELDS[name]], None, [])
+
+
+def test_the_walk_meets_every_host_and_every_exception() -> None:
+    met = {(host, name) for host, name, _ in FOUND}
+    assert {("serve", "policy"), ("plan", "router"), ("simulate", "predictor"), ("engine", "max_num_seqs")} <= met
+    assert met >= OTHERWISE.keys()
+
+
+def test_what_plan_simulate_and_serve_leave_open_is_the_same() -> None:
+    served = GatewayConfig.model_validate({"engines": ["http://a:1", "http://b:1"]})
+    sweep = SweepConfig.model_validate({"workload": "castillo", "fleet": "2*llama-3-8b@h100"})
+    ((source, simulated),) = sweep.plans()
+    castillo = source.draws(own_arrivals=False, slots=2)(0).head(20)
+    planned = CapacitySearch(castillo, simulated.fleet.engines[0], simulated.slo)
+    assert (served.policy, served.chosen_router) == (simulated.policies[-1], *simulated.routers)
+    assert planned.router == served.chosen_router
+    assert [served.predictor] == list(simulated.with_predictors(castillo).predictors) == [planned.predictor]
+    assert {each.max_num_seqs for each in simulated.fleet.engines} == {served.in_flight}
+    joint = Fleet(simulated.fleet.engines).limited_to(admission="joint").engines[0].chosen_quantile
+    assert joint == served.admission_quantile == JointAdmission(1).quantile
+
+
+def test_an_engine_with_fewer_slots_keeps_them_and_what_is_given_wins() -> None:
+    few = Fleet.parse("llama-3-8b@a100").limited_to(max_num_seqs=8)
+    assert few.behind_gateway().slots == 8
+    given = {"workload": "castillo", "fleet": "llama-3-8b@a100", "limits": {"max_num_seqs": 200}}
+    ((_, plan),) = SweepConfig.model_validate(given).plans()
+    assert plan.fleet.slots == 200
+
+
+def test_engines_admit_as_vllm_does_and_the_gateway_in_front_by_all_memory_together() -> None:
+    """The one default that differs, since only readable engines simulate the gateway's rule."""
+    ((_, plan),) = SweepConfig.model_validate({"workload": "castillo", "fleet": "llama-3-8b@a100"}).plans()
+    assert {each.admission for each in plan.fleet.engines} == {"prompt"}
+    assert GatewayConfig.model_validate({"engines": ["http://a:1"]}).admission_quantile > 0
+
+
+def test_a_simulated_engine_behind_a_gateway_stands_for_stock_vllm() -> None:
+    assert SimulatedOptions.model_fields["policy"].default == "fcfs"
 
 
 def of_call(function: Any, name: str) -> Any:
     return inspect.signature(function).parameters[name].default
-
-
-def of_field(kind: Any, name: str) -> Any:
-    return next(each.default for each in fields(kind) if each.name == name)
-
-
-def of_spec(field: str) -> Any:
-    return of_field(EngineSpec, field)
-
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "policy": {
-        "serve": of_model(GatewayConfig, "policy"),
-        "engine": of_model(EngineOptions, "policy"),
-        "simulate": of_model(SweepConfig, "policy")[0],
-        "simulated engine": of_model(SimulatedOptions, "policy"),
-        "plan": PLANNED[-1],
-    },
-    "router": {
-        "serve": GatewayConfig.model_validate({"engines": ["http://a:1", "http://b:1"]}).chosen_router,
-        "simulate": of_model(SweepConfig, "router")[0],
-        "plan": of_field(CapacitySearch, "router"),
-        "the command `plan`": of_call(plan, "router"),
-    },
-    "predictor": {
-        "serve": of_model(GatewayConfig, "predictor"),
-        "engine": of_model(EngineOptions, "predictor"),
-        "simulate": of_call(simulate, "predictor"),
-        "plan": of_field(CapacitySearch, "predictor"),
-        "the command `plan`": of_call(plan, "predictor"),
-    },
-    "learning": {
-        "serve": of_model(GatewayConfig, "learning"),
-        "engine": of_model(EngineOptions, "learning"),
-        "simulate": None,
-    },
-    "admission": {
-        "serve": "joint",
-        "simulate": of_model(Limits, "admission") or ENGINE.admission,
-        "simulated engine": of_spec("admission"),
-    },
-    "admission_quantile": {
-        "serve": of_model(GatewayConfig, "admission_quantile"),
-        "simulate": Fleet((ENGINE,)).limited_to(admission="joint").engines[0].chosen_quantile,
-        "policies": JointAdmission(1).quantile,
-    },
-    "slots": {
-        "serve": of_model(GatewayConfig, "in_flight"),
-        "engine": of_model(EngineOptions, "max_num_seqs"),
-        "simulate": of_model(Limits, "max_num_seqs") or ENGINE.max_num_seqs,
-        "simulated engine": of_spec("max_num_seqs"),
-    },
-}
-
-
-@pytest.mark.parametrize(("field", "host"), [(field, host) for field, hosts in DEFAULTS.items() for host in hosts])
-def test_a_host_has_the_default_of_serve_or_a_reason(field: str, host: str) -> None:
-    deployed, own = DEFAULTS[field]["serve"], DEFAULTS[field][host]
-    assert (own != deployed) == ((host, field) in OTHER_MEANING), (own, deployed)
-
-
-def test_every_reason_is_for_a_default_that_exists() -> None:
-    assert all(host in DEFAULTS[field] for host, field in OTHER_MEANING)
 
 
 @pytest.mark.parametrize(
@@ -115,15 +138,12 @@ def test_every_reason_is_for_a_default_that_exists() -> None:
         ("decision_s", "decision_time", 0.0),
         ("seed", "seed", 0),
         ("requests", "requests", None),
-        ("policy", "policy", "fcfs"),
-        ("router", "router", "round_robin"),
     ],
 )
 def test_simulate_has_the_same_defaults_in_python_and_on_the_command_line(
     argument: str, field: str, default: object
 ) -> None:
-    listed = of_model(SweepConfig, field)
-    assert of_call(simulate, argument) == default == (listed[0] if isinstance(listed, list) else listed)
+    assert of_call(simulate, argument) == default == SweepConfig.model_fields[field].default
 
 
 def test_castillo_arrives_at_the_same_load_in_python_and_on_the_command_line() -> None:

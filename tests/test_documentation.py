@@ -198,6 +198,13 @@ def test_the_readme_is_short_and_shows_the_gain_first() -> None:
     lines = README.read_text(encoding="utf-8").splitlines()
     assert len(lines) < 120
     assert any("figures/gain.svg" in line for line in lines[:20])
+    assert any("figures/demo.webp" in line for line in lines[:20])
+
+
+def test_the_pictures_of_the_readme_exist_and_are_small() -> None:
+    shown = re.findall(r"!\[[^\]]+\]\((docs/figures/[^)]+)\)", README.read_text(encoding="utf-8"))
+    assert "docs/figures/demo.webp" in shown
+    assert all((ROOT / name).stat().st_size < 1 << 20 for name in shown)
 
 
 def test_the_latencies_that_the_readme_states_are_those_of_the_raw_rows() -> None:

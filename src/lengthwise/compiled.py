@@ -47,7 +47,9 @@ def announce(what: str, version: str, files: tuple[Path, ...] = ()) -> None:
 
     `files`: the sources that the machine code depends on, beside `version`.
     """
-    marker = cache_folder() / "-".join(filter(None, (version, _digest(files), numba.__version__)))
+    marker = Path(
+        config.CACHE_DIR or cache_folder(), "-".join(filter(None, (version, _digest(files), numba.__version__)))
+    )
     if not marker.exists():
         _log.warning("compiling %s (once, some seconds)", what)
         with suppress(OSError):

@@ -10,7 +10,7 @@ from lengthwise.version import install_line
 EXTRAS = {
     "sim": ("pyarrow", "numba"),
     "serve": ("pyarrow", "numba", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
-    "reports": ("matplotlib", "plotly"),
+    "reports": ("matplotlib",),
     "train": ("torch", "transformers", "onnx", "sklearn", "huggingface_hub"),
     "vllm": ("vllm",),
     "ray": ("ray",),

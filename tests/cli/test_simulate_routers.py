@@ -17,7 +17,9 @@ def run(*arguments: str) -> dict[str, object]:
 
 
 def test_routers_are_compared_on_the_same_requests() -> None:
-    facts = run("--router", "round_robin,least_outstanding,lengthwise", "--predictor", "oracle,none")
+    facts = run(
+        "--router", "round_robin,least_outstanding,lengthwise", "--policy", "fcfs", "--predictor", "oracle,none"
+    )
     runs = facts["runs"]
     assert isinstance(runs, list)
     # FCFS needs no prediction, so it is run once behind each router that needs none either.
@@ -56,7 +58,7 @@ def test_requests_of_an_engine_that_fails_are_resubmitted_and_counted() -> None:
 
 
 def test_routing_time_delays_only_the_named_router() -> None:
-    routers = ("--router", "round_robin,least_outstanding")
+    routers = ("--router", "round_robin,least_outstanding", "--policy", "fcfs")
     free, one, both = (
         [each["ttft_s"]["mean"] for each in runs]
         for runs in (
@@ -80,7 +82,7 @@ def test_routing_time_delays_only_the_named_router() -> None:
         (("--drain", "soon"), "as in 3@120"),
         (("--routing-time", "quick"), "give microseconds"),
         (("--routing-time", "e3=5"), "there is no router 'e3'"),
-        (("--routing-time", "-5"), "routing_s of round_robin"),
+        (("--routing-time", "-5"), "routing_s of lengthwise"),
     ],
 )
 def test_an_invalid_option_is_refused(options: tuple[str, ...], message: str) -> None:

@@ -16,6 +16,7 @@ fleet: 2*llama-3-8b@a100
 limits: {max_num_seqs: 4}
 requests: 60
 router: [least_load, lengthwise]
+policy: fcfs
 predictor: [oracle, none]
 load: [0.7, 0.9]
 seeds: 2

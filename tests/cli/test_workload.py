@@ -39,6 +39,18 @@ def test_castillo_prompts_get_shared_prefixes(tmp_path: Path) -> None:
     assert "degenerate samples" in result.stdout
 
 
+def test_a_day_has_few_requests_at_night_and_the_same_ones_with_the_same_seed(tmp_path: Path) -> None:
+    out = tmp_path / "day.parquet"
+    data = summary("day", "--rate", "4", "-o", out)
+    made = read_workload(out)
+    hours = (made.arrival_s // 30).astype(int)
+    assert hours.max() == 23
+    assert (hours == 3).sum() < (hours == 15).sum() / 4
+    assert len(set(made.table["prompt"].to_pylist())) > 50
+    assert summary("day", "--rate", "4", "-o", tmp_path / "again.parquet")["content_hash"] == data["content_hash"]
+    assert "give a larger rate" in run("day", "--rate", "0.00001", "-o", out).stderr
+
+
 def test_use_of_the_packaged_sample_is_noted_on_stderr_only(tmp_path: Path) -> None:
     result = run("castillo", "--llm", "llama-3.1-8b", "--rate", "8", "-o", tmp_path / "w.csv", "--json")
     assert "sample that ships with the package" in result.stderr

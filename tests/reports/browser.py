@@ -40,7 +40,8 @@ function sortedColumn(values) {
   table.querySelectorAll('th button')[1].click();
   return Array.from(body.rows).map(each => each.cells[1].textContent);
 }
-window.addEventListener('load', () => setTimeout(() => {
+const drawn = () => typeof ready === 'undefined' ? Promise.resolve() : ready;
+window.addEventListener('load', () => drawn().then(() => setTimeout(() => {
   const plots = Array.from(document.querySelectorAll('.js-plotly-plot')), root = getComputedStyle(document.body);
   const label = document.querySelector('.js-plotly-plot .xtick text');
   window.parent.inspection({
@@ -54,7 +55,7 @@ window.addEventListener('load', () => setTimeout(() => {
     paper: root.backgroundColor, ink: root.color, axis_text: label ? getComputedStyle(label).fill : null,
     sorted: sortedColumn(['10.00 s', '900.0 ms', '\u2013', '1.20 s', '20.0 ms']),
   });
-}, 1000));
+}, 1000)));
 </script>"""
 # The page is in a frame of the chosen width: a window of a headless browser has a least width.
 FRAME = """<!doctype html><script>

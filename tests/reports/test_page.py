@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lengthwise
 from lengthwise.intervals import Ratio
+from lengthwise.reports import page as page_module
 from lengthwise.reports.page import (
     COLOURS,
     Document,
@@ -19,6 +24,7 @@ from lengthwise.reports.page import (
     command_line,
     html_page,
     interval_bars,
+    numbers_of,
     panel,
     ratio_axis,
     table_html,
@@ -104,6 +110,49 @@ def test_a_page_without_verdict_opens_with_its_title_and_without_figures_has_no_
     assert "How to run it again" not in page
     assert "<tbody>\n</tbody>" in page
     assert len(page) < 20_000
+
+
+def test_a_page_with_figures_is_small() -> None:
+    page = html_page("x", [], figures=[Figure("Chart", "", [{"x": [1], "y": [2]}], {})])
+    assert len(page.encode()) < 1_500_000
+
+
+def test_plotly_is_in_the_page_with_its_licence_and_draws_all_that_reports_use() -> None:
+    page = html_page("x", [], figures=[Figure("Chart", "", [], {})])
+    packed = page.partition('id="plotly">')[2].partition("</script>")[0]
+    script = gzip.decompress(base64.b64decode(packed)).decode()
+    assert "Licensed under the MIT license" in script[:300]
+    assert all(kind in script for kind in ("scatter", "bar", "heatmap"))
+    assert "MIT License" in (Path(page_module.__file__).parent / "static" / "plotly-cartesian.LICENSE").read_text()
+
+
+def test_a_figure_is_stated_in_numbers_with_panels_axes_and_intervals() -> None:
+    layout = axes([(axis("load"), axis("seconds")), (axis(""), axis(""))], columns=2, titles=["mean", "over fcfs"])
+    bars = interval_bars([Ratio(0.8, 0.7, 0.9)])
+    data: list[dict[str, Any]] = [
+        {"name": "sjf", "x": [0.7, 1.4], "y": [1.5, math.nan], **panel(0)},
+        {"name": "sjf", "x": [0.8], "y": ["load 0.70"], "error_x": bars, **panel(1)},
+        {"x": [0, 1], "y": [0, 1], "hoverinfo": "skip"},
+        {"type": "heatmap", "name": "answers", "x": [1, 10], "y": [2, 20], "z": [[0, 1], [1, 0]]},
+    ]
+    assert numbers_of(Figure("f", "", data, layout)) == [
+        "mean, sjf (seconds by load): 0.7: 1.5; 1.4: nothing",
+        "over fcfs, sjf: load 0.70: 0.8 [0.7, 0.9]",
+        "mean, answers: load from 1 to 10, seconds from 2 to 20",
+    ]
+
+
+def test_a_long_line_is_stated_by_some_of_its_points() -> None:
+    (line,) = numbers_of(Figure("f", "", [{"x": list(range(1000)), "y": list(range(1000))}], {}))
+    assert line.startswith("series 1: 0: 0; 125: 125")
+    assert line.count(";") == 7
+
+
+def test_a_figure_names_its_numbers_for_screen_readers_and_escapes_them() -> None:
+    page = html_page("x", [], figures=[Figure("Chart", "", [{"name": "<b>", "x": [1], "y": [2]}], {})])
+    assert 'aria-describedby="figure0-numbers"' in page
+    assert '<figcaption id="figure0-numbers">' in page
+    assert "<li>&lt;b&gt;: 1: 2</li>" in page
 
 
 def test_a_document_makes_its_figures_only_for_a_page() -> None:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lengthwise.defaults import COMPARED_POLICIES
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.simulator.metrics import LatencyLimits
-from lengthwise.simulator.planning import PLANNED, CapacitySearch, candidates, plan_seeds
+from lengthwise.simulator.planning import CapacitySearch, candidates, plan_seeds
 from lengthwise.workloads import Workload
 from tests.simulator.builders import engine, requests
 
@@ -95,13 +96,13 @@ def test_bad_options_are_input_errors(options: dict[str, float], message: str) -
 )
 def test_the_candidates_for_a_limit_are_told_it(limits: LatencyLimits, kept: list[str]) -> None:
     found = candidates(limits)
-    assert found == [*PLANNED, "sjf", *kept]
+    assert found == [*COMPARED_POLICIES, "sjf", *kept]
     assert [make_policy(spec).name for spec in found] == found
 
 
 def test_limits_of_single_requests_suit_every_policy_that_keeps_limits() -> None:
     none = LatencyLimits.given(None, None, None, None)
-    assert candidates(none, own=True) == [*PLANNED, "sjf", "slo", "ontime"]
+    assert candidates(none, own=True) == [*COMPARED_POLICIES, "sjf", "slo", "ontime"]
 
 
 def test_a_search_counts_the_requests_own_limits() -> None:

@@ -36,6 +36,7 @@ def small(**others: Any) -> SweepConfig:
         "limits": {"max_num_seqs": 4},
         "requests": 60,
         "router": ["round_robin", "lengthwise"],
+        "policy": "fcfs",
         "load": [0.7, 0.9],
         "seeds": 2,
         **others,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import Workload, load_trace, redraw, replay
-from lengthwise.workloads.arrivals import gamma, poisson, rescale, spread_ticks
+from lengthwise.workloads.arrivals import daily, gamma, poisson, rescale, spread_ticks
 
 
 def trace(n: int = 50) -> Workload:
@@ -91,3 +91,20 @@ def test_a_replay_has_the_first_requests_of_the_trace() -> None:
     assert replay(trace(), requests=10, rate=2.0).rate == pytest.approx(2.0)
     with pytest.raises(InputError, match="51 requests of a trace that has 50"):
         replay(trace(), requests=51)
+
+
+@pytest.mark.parametrize("minutes", [0.5, 6.0])
+def test_a_day_has_its_peak_at_15_h_and_a_tenth_of_it_at_3_h_at_the_rates_of_a_real_day(minutes: float) -> None:
+    arrivals = daily(200.0, minutes, np.random.default_rng(0))
+    assert (np.diff(arrivals) >= 0).all()
+    assert 0 <= arrivals[0] < arrivals[-1] <= 24 * 60 * minutes
+    per_hour = np.bincount((arrivals // (60 * minutes)).astype(int), minlength=24) / (60 * minutes)
+    assert per_hour[15] == pytest.approx(200.0, rel=0.05)
+    assert per_hour[3] == pytest.approx(20.0, rel=0.1)
+    assert per_hour[9] == pytest.approx(per_hour[21], rel=0.05)
+
+
+@pytest.mark.parametrize(("rate", "minutes", "problem"), [(0.0, 1.0, "rate"), (1.0, 0.0, "minutes"), (1.0, 61.0, "60")])
+def test_a_day_needs_a_rate_and_hours_of_at_most_60_minutes(rate: float, minutes: float, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        daily(rate, minutes, np.random.default_rng(0))

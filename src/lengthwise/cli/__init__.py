@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -58,6 +60,27 @@ PANELS = {
     },
 }
 RETIRED = {"shadow": "use `lengthwise serve --engine URL --observe --log DIR`, then `lengthwise report DIR`"}
+_CREATE = "castillo --llm llama-3.1-8b --rate 8 -o w.parquet"
+MEANT = {
+    "": {
+        "start": "serve", "run": "serve", "gateway": "serve", "proxy": "serve", "vllm": "engine", "watch": "demo",
+        "race": "demo", "sim": "simulate", "grid": "sweep", "capacity": "plan", "compare": "report", "load": "replay",
+        "measure": "bench", "guess": "predict", "score": "evaluate", "accuracy": "evaluate", "learn": "adapt",
+        "create": "workload", "generate": "workload", "check": "doctor", "install": "doctor", "predictors": "predict",
+        "version": "--version", "help": "--help",
+    },
+    "workload": {
+        **dict.fromkeys(("create", "make", "new", "generate", "draw"), _CREATE),
+        **dict.fromkeys(("show", "info", "stats", "summary"), "describe"),
+    },
+    "keys": {
+        **dict.fromkeys(("create", "make", "new", "generate"), "add"),
+        **dict.fromkeys(("delete", "rm", "revoke"), "remove"),
+        **dict.fromkeys(("show", "ls"), "list"),
+    },
+    "traces": {"ls": "list", "get": "show", "describe": "show", "export": "convert"},
+}  # fmt: skip
+"""What is meant by words that are no command, by the group in which they are given."""
 COMMANDS = {name: text for commands in PANELS.values() for name, text in commands.items()}
 
 
@@ -94,13 +117,22 @@ def _hide_types_of_flags() -> None:
 _hide_types_of_flags()
 
 
+def _suggestion(word: str, group: str, commands: Iterable[str]) -> str:
+    """Return the question which command is meant, by its meaning, else by its letters; empty where none is near."""
+    path = " ".join(filter(None, ("lengthwise", group)))
+    meant = MEANT.get(group, {}).get(word.lower())
+    near = [meant] if meant else get_close_matches(word.lower(), commands, n=1, cutoff=0.7)
+    return f" Did you mean `{path} {near[0]}`?" if near else ""
+
+
 class _Group(TyperGroup):
-    """Names all of its commands where there is none of a name: a similar one is seldom what was meant."""
+    """Names all of its commands where there is none of a name, and the one that is meant where that is known."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and not args[0].startswith("-"):
             *names, last = self.commands
-            ctx.fail(f"No such command '{args[0]}'. There are {', '.join(names)} and {last}.")
+            known = f"There are {', '.join(names)} and {last}." if names else f"There is {last}."
+            ctx.fail(f"No such command '{args[0]}'.{_suggestion(args[0], str(ctx.info_name), self.commands)} {known}")
         return super().resolve_command(ctx, args)
 
 
@@ -117,7 +149,8 @@ class _LazyGroup(TyperGroup):
         if args[0] in RETIRED:
             typer.echo(f"error: there is no `lengthwise {args[0]}` any more; {RETIRED[args[0]]}", err=True)
             raise typer.Exit(2)
-        self.commands = {name: _placeholder(name) for name in COMMANDS}  # among these Typer looks for a similar name
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"No such command '{args[0]}'.{_suggestion(args[0], '', COMMANDS)}")
         name, command, rest = super().resolve_command(ctx, args)
         ctx.invoked_subcommand = name  # for `invoke`, where the import fails
         return name, None if command is None else _load(str(name)), rest

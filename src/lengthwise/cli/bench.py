@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lengthwise.cli.output import SloE2e, SloPerToken, SloTpot, SloTtft, need_folder, show
+from lengthwise.defaults import DEFAULT_POLICY
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.simulator.metrics import LatencyLimits
@@ -28,7 +29,7 @@ def bench(
     url: Annotated[str | None, typer.Option(help="A running vLLM [default: start the embedded engine].")] = None,
     token: Annotated[str | None, typer.Option(envvar=_TOKEN, help="The bench token that the server has.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The server's API key.")] = None,
-    policy: Annotated[str, typer.Option(help="Policies to compare with fcfs.")] = "lengthwise",
+    policy: Annotated[str, typer.Option(help="Policies to compare with fcfs.")] = DEFAULT_POLICY,
     predictor: Annotated[
         str,
         typer.Option(

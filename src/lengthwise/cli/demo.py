@@ -15,10 +15,11 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli.output import AsJson, MaxNumSeqs, need_folder, note, show
+from lengthwise.defaults import DEFAULT_POLICY
 from lengthwise.demo.race import Race
 from lengthwise.demo.server import run_demo
 from lengthwise.demo.traffic import MAX_LOAD, MIN_LOAD, RaceTraffic
-from lengthwise.policies import DEFAULT_POLICY, make_policy
+from lengthwise.policies import make_policy
 from lengthwise.simulator.fleet import Fleet
 
 _FLEET = "2*llama-3.1-8b@a100"

@@ -53,7 +53,6 @@ PARTS = (
     Part("starlette", "serve", install_line("serve")),
     Part("httptools", "serve, replay, collect, engine fit", install_line("serve")),
     Part("matplotlib", "still figures, in Python and in experiments", install_line("reports")),
-    Part("plotly", "HTML reports: --report of any command", install_line("reports")),
     Part("huggingface-hub", "CASTILLO by its hub name instead of a local copy", "pip install huggingface-hub"),
     Part("torch", "train, engine", install_line("train")),
     Part("transformers", "train, engine", install_line("train")),

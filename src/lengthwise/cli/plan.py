@@ -9,15 +9,15 @@ import typer
 
 from lengthwise.cli.model_options import options_from, validated
 from lengthwise.cli.output import LIMITS, AsJson, Report, need_folder, note, show
+from lengthwise.defaults import COMPARED_POLICIES, DEFAULT_ROUTER
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.planning import PlanReport, PricedPlans
 from lengthwise.reports.progress import late_bar
-from lengthwise.routers import DEFAULT_ROUTER
 from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.fleet import Fleet, find_engine
 from lengthwise.simulator.metrics import LatencyLimits
-from lengthwise.simulator.planning import PLANNED, CapacitySearch, candidates, plan_seeds
+from lengthwise.simulator.planning import CapacitySearch, candidates, plan_seeds
 from lengthwise.simulator.sweep import Limits, SweepConfig
 from lengthwise.specs import split_specs
 
@@ -53,8 +53,8 @@ def plan(
     policy: Annotated[
         str | None,
         typer.Option(
-            help=f"Policies to compare, separated by commas [default: {','.join(PLANNED)}; for N engines those that "
-            "suit the limits]."
+            help=f"Policies to compare, separated by commas [default: {','.join(COMPARED_POLICIES)}; for N engines "
+            "those that suit the limits]."
         ),
     ] = None,
     router: Annotated[str, typer.Option(help="Router that chooses the engine of each request.")] = DEFAULT_ROUTER,
@@ -126,10 +126,14 @@ def plan(
     if seeds > 1 and workloads[0].content_hash == workloads[1].content_hash:
         workloads = workloads[:1]
     fixed = fewest == most
-    policies = split_specs(policy) if policy is not None else list(PLANNED)
+    policies = split_specs(policy) if policy is not None else list(COMPARED_POLICIES)
     if policy is None and fixed:
         policies = candidates(slo, own=workloads[0].has_limits)
-    others = Fleet(tuple(find_engine(name) for name in names[1:])).limited_to(**limited).engines if names[1:] else ()
+    others = (
+        Fleet(tuple(find_engine(name) for name in names[1:])).behind_gateway().limited_to(**limited).engines
+        if names[1:]
+        else ()
+    )
     reports = []
     for each in (spec, *others):
         searches = [

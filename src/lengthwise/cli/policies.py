@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lengthwise.cli.output import AsJson, list_kinds
-from lengthwise.policies import DEFAULT_POLICY
+from lengthwise.defaults import DEFAULT_POLICY
 from lengthwise.policies.registry import POLICIES, WRAPPERS
 
 

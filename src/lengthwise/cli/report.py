@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from lengthwise.cli.output import AsJson, MaxNumSeqs, need_folder, show
+from lengthwise.defaults import DEFAULT_POLICY
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
@@ -30,7 +31,7 @@ def report(
     ] = None,
     policy: Annotated[
         str, typer.Option(help="Policies to compare with FCFS, separated by commas.", rich_help_panel=_TRAFFIC)
-    ] = "lengthwise",
+    ] = DEFAULT_POLICY,
     engine: Annotated[
         str | None,
         typer.Option(

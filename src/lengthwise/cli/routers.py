@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 
 from lengthwise.cli.output import AsJson, list_kinds
-from lengthwise.routers import DEFAULT_ROUTER, ROUTERS
+from lengthwise.defaults import DEFAULT_ROUTER
+from lengthwise.routers import ROUTERS
 
 
 def routers(as_json: AsJson = False) -> None:

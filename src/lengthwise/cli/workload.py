@@ -19,6 +19,7 @@ from lengthwise.workloads import (
     DiscreteLengths,
     Workload,
     behind_prefixes,
+    castillo_day,
     castillo_workload,
     into_sessions,
     load_alpaca,
@@ -127,6 +128,37 @@ def castillo(
         note(SAMPLE_ONLY)
     samples = samples.where(split=split or None, corpus=corpus or None)
     workload = castillo_workload(samples, llm, requests=requests, rate=rate, cv=cv, seed=seed, max_tokens=max_tokens)
+    write(_Shape(**shape).apply(workload, seed), out, as_json=as_json)
+
+
+@app.command()
+@options_from(_Shape)
+def day(
+    rate: Annotated[float, typer.Option(help="Requests per second in the busiest hour, from 15 h on.")],
+    out: Out,
+    llm: Annotated[str, typer.Option(help="The LLM whose answer lengths are used.")] = "llama-3.1-8b",
+    minutes: Annotated[
+        float,
+        typer.Option(
+            help="Length of an hour: 60 are the whole day; with 0.5 it takes 12 minutes, and seconds to simulate."
+        ),
+    ] = 0.5,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = None,
+    as_json: AsJson = False,
+    **shape: Any,
+) -> None:
+    """A day of 24 hours: CASTILLO's prompts, few at night and most in the afternoon.
+
+    The rate is a wave with its peak at 15 h and a tenth of it at 3 h; arrivals are Poisson. Shorter hours keep the
+    rates, and leave queues less time to grow. The prompts are those that no packaged predictor is trained on.
+
+    Example: `lengthwise workload day --rate 12 -o day.parquet`
+    """
+    samples = load_castillo(split="test")
+    if samples.origin == PACKAGED:
+        note(SAMPLE_ONLY)
+    workload = castillo_day(samples, llm, peak_rate=rate, minutes=minutes, seed=seed).limited_to(max_tokens)
     write(_Shape(**shape).apply(workload, seed), out, as_json=as_json)
 
 

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lengthwise.client.client import EngineClient, EngineError, served_model
 from lengthwise.client.collect import error_message
 from lengthwise.client.offline import DEFAULT_AT_ONCE, Backlog, Sender, SendLimits
+from lengthwise.defaults import OFFLINE_PREDICTOR
 from lengthwise.errors import InputError
 from lengthwise.files import append_whole, check_readable
 from lengthwise.policies import Job, make_policy
@@ -34,8 +35,6 @@ from lengthwise.prefixes import hash_text
 
 LONGEST_FIRST, SHORTEST_FIRST = "lept", "sjf"
 """The orders that end a batch soonest, and that give the first answers soonest."""
-DEFAULT_PREDICTOR: Final = "memory+fast+learn"
-"""What a server predicts with, too: `fast`, and what the answers teach."""
 NO_PREDICTOR: Final = "none"
 LEARN_AT: Final = (64, 256, 1024)
 """Answers after which the waiting requests are predicted again: a learner keeps 1,024."""
@@ -135,7 +134,7 @@ class BatchPlan(BaseModel):
     """End as soon as this many requests have answers, and order for that: the shortest first."""
     policy: str | None = None
     """Order of the requests [default: lept, the longest first; with --first sjf, the shortest]."""
-    predictor: str = DEFAULT_PREDICTOR
+    predictor: str = OFFLINE_PREDICTOR
     """Predictor of the lengths (`none`: the order of the file)."""
     timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     """Seconds without data before an attempt fails: answers come in one piece."""

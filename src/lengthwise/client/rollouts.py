@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from lengthwise.client.client import EngineClient, engine_url, served_model
 from lengthwise.client.collect import CHAT, error_message, seed_of
 from lengthwise.client.offline import DEFAULT_AT_ONCE, Backlog, Sender, SendLimits
+from lengthwise.defaults import OFFLINE_PREDICTOR
 from lengthwise.errors import InputError, require_kind
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, make_policy
@@ -34,7 +35,6 @@ RolloutPrompt = str | Sequence[Mapping[str, Any]]
 ResultT = TypeVar("ResultT")
 
 LONGEST_FIRST: Final = "lept"
-DEFAULT_PREDICTOR: Final = "memory+fast+learn"
 
 
 class RolloutError(RuntimeError):
@@ -95,7 +95,7 @@ def rollouts(
     body: Mapping[str, Any] | None = None,
     model: str | None = None,
     at_once: int = DEFAULT_AT_ONCE,
-    predictor: str | LengthPredictor = DEFAULT_PREDICTOR,
+    predictor: str | LengthPredictor = OFFLINE_PREDICTOR,
     seed: int = 0,
     retries: int = 3,
     timeout_s: float = 3600.0,

@@ -22,14 +22,13 @@ from pydantic import (
 
 from lengthwise.client.client import engine_url, without_credentials
 from lengthwise.client.request_classes import ClassConfig, LatencyLimitsConfig, Priority
+from lengthwise.defaults import ADMISSION_QUANTILE, DEFAULT_POLICY, DEFAULT_PREDICTOR, DEFAULT_ROUTER, DEFAULT_SLOTS
 from lengthwise.errors import InputError
-from lengthwise.policies import DEFAULT_POLICY, make_policy
-from lengthwise.policies.admission import JOINT_QUANTILE
+from lengthwise.policies import make_policy
 from lengthwise.predictors.model_file import SUFFIX
-from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import RETIRED_MEMORY, known_predictor
 from lengthwise.predictors.state_file import STATE_CACHE, known_state
-from lengthwise.routers import DEFAULT_ROUTER, make_router
+from lengthwise.routers import make_router
 from lengthwise.settings import read_yaml, validated
 from lengthwise.traffic.log import PREDICTOR_NAME
 
@@ -279,10 +278,10 @@ class GatewayConfig(_Section):
     require_keys: bool = True
     """Whether a request without a key is refused with 401; else it belongs to the tenant `default`."""
 
-    in_flight: Annotated[int, Field(ge=1)] = 64
+    in_flight: Annotated[int, Field(ge=1)] = DEFAULT_SLOTS
     """Requests that run at once on one engine; the others wait here, in the policy's order. Start with the engine's
     `max_num_seqs`: fewer leave more to the policy, too few leave the engine idle."""
-    admission_quantile: Annotated[float, Field(ge=0, lt=1)] = JOINT_QUANTILE
+    admission_quantile: Annotated[float, Field(ge=0, lt=1)] = ADMISSION_QUANTILE
     """Send a request only where this quantile of the KV memory that all requests will take together fits; 0 turns it
     off. For engines that report their KV memory in /metrics, where lengths are predicted."""
     max_waiting: Annotated[int, Field(ge=0)] = 10_000

@@ -30,6 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lengthwise.defaults import DEFAULT_POLICY, DEFAULT_ROUTER
 from lengthwise.errors import InputError
 from lengthwise.gateway.bodies import read_model
 from lengthwise.gateway.config import GatewayConfig
@@ -39,10 +40,9 @@ from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.recent_requests import SOURCES, RecentRequests, Rows, latency_series
 from lengthwise.gateway.types import PAGE_PATHS, PREFIX, Call
 from lengthwise.lengths import TIE_NU, log_t
-from lengthwise.policies import DEFAULT_POLICY, Job, make_policy
+from lengthwise.policies import Job, make_policy
 from lengthwise.policies.registry import POLICIES
 from lengthwise.predictors.service import LearningProgress, PredictionService
-from lengthwise.routers import DEFAULT_ROUTER
 
 MAX_VIEWERS: Final = 32
 _EVERY_S: Final = 1.0

@@ -12,6 +12,7 @@ from typing import Final, Self
 from lengthwise.client.client import EngineClient, EngineError
 from lengthwise.client.kind import find_engine_kind
 from lengthwise.client.scrape import fetch_metrics, read_gauges, read_memory
+from lengthwise.defaults import DEFAULT_ROUTER
 from lengthwise.errors import InputError
 from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher
@@ -19,7 +20,6 @@ from lengthwise.gateway.engine_state import Breaker, EngineIdentity, GatewayEngi
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import warm_router
-from lengthwise.routers import DEFAULT_ROUTER
 from lengthwise.traffic.log import EngineReading, TrafficLog
 
 _log = logging.getLogger(__name__)

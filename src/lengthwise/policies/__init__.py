@@ -9,11 +9,10 @@ from lengthwise.policies.base import BasePolicy, parameter
 from lengthwise.policies.job import Job, JobColumns
 from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds, SelectingPolicy, WaitingJobs, selects
 from lengthwise.policies.queue import PolicyQueue, TokenRate
-from lengthwise.policies.registry import DEFAULT_POLICY, POLICIES, WRAPPERS, make_policy
+from lengthwise.policies.registry import POLICIES, WRAPPERS, make_policy
 from lengthwise.policies.shortest import Sjf
 
 __all__ = [
-    "DEFAULT_POLICY",
     "POLICIES",
     "WRAPPERS",
     "BasePolicy",

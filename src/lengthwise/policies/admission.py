@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
+from lengthwise.defaults import ADMISSION_QUANTILE
 from lengthwise.lengths import TIE_NU, log_t
 from lengthwise.policies.job import Job
 
@@ -23,9 +24,6 @@ PREDICTED_LENGTHS: Final = 5
 """How many lengths `predicted_lengths` returns for a request: four quantiles and the cap."""
 LENGTH_QUANTILE: Final = 0.9
 """The first quantile of `predicted_lengths`, in every host."""
-JOINT_QUANTILE: Final = 0.8
-"""The quantile of `JointAdmission`, in every host: the largest one tried that costs no workload of
-`benchmarks.admission` more than 5 % of its throughput."""
 _MAX_TOKENS: Final = 1 << 30
 _STEPS: Final = np.unique(np.geomspace(1, 1 << 14, 64).astype(np.int64)).astype(np.float64)
 """Decode steps from now at which `joint_kv_tokens` looks."""
@@ -140,7 +138,7 @@ class JointAdmission:
 
     kv_tokens: int
     block_size: int = 1
-    quantile: float = JOINT_QUANTILE
+    quantile: float = ADMISSION_QUANTILE
 
     def admits(self, candidate: Job, running: Sequence[Job], generated: Sequence[float]) -> bool:
         """Return whether the candidate may start beside the running requests, which have so many answer tokens."""

@@ -29,9 +29,6 @@ WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {
     kind.kind: kind for kind in (Classes, Fair, Bounded, Background, Sessions)
 }
 
-DEFAULT_POLICY: Final = Lengthwise.kind
-"""The order of waiting requests in every host that serves."""
-
 LIMIT_PARAMETERS: Final = {"ttft": "ttft_limit_s", "per_token": "per_token_limit_s", "seconds": "e2e_limit_s"}
 """Parameters of policies that are latency limits, and the names of these limits in `Job.limits`."""
 

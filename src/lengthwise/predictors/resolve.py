@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.defaults import DEFAULT_PREDICTOR
 from lengthwise.errors import InputError, require_kind
 from lengthwise.llm_names import UNKNOWN
 from lengthwise.predictors.contract import LengthPredictor, LoadedPredictor
@@ -40,8 +41,6 @@ Floats = NDArray[np.float64]
 
 MODELS: Final = Path(str(resources.files("lengthwise.predictors"))) / "models"
 """The packaged model files: predictors, and the probe of the embedded LLM."""
-
-DEFAULT_PREDICTOR: Final = "fast"
 
 _TRIAL: Final = "Why is the sky blue?"
 

@@ -17,13 +17,12 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from starlette.applications import Starlette
 
+from lengthwise.defaults import DEFAULT_POLICY, DEFAULT_PREDICTOR, DEFAULT_ROUTER, DEFAULT_SLOTS
 from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig, create_app
-from lengthwise.policies import DEFAULT_POLICY
-from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.ray.replicas import EngineReplica, HandleClient
 from lengthwise.ray.request_router import LengthwiseRequestRouter
-from lengthwise.routers import DEFAULT_ROUTER, make_router
+from lengthwise.routers import make_router
 from lengthwise.settings import validated
 from lengthwise.simulator.live import SCHEME, SimulatedFleet
 from lengthwise.vllm.embedded import EngineOptions
@@ -60,7 +59,7 @@ class ServeOptions(BaseModel):
     """Replicas of the gateway. Each has its own queue, router and predictor."""
     ingress_cpus: Annotated[float, Field(ge=0)] = 1.0
     """CPUs that Ray reserves for a replica of the gateway, which runs its predictor in a process of its own."""
-    in_flight: Annotated[int, Field(ge=1)] = GatewayConfig.model_fields["in_flight"].default
+    in_flight: Annotated[int, Field(ge=1)] = DEFAULT_SLOTS
     """Requests that run at once on one replica; the others wait in the gateway, in the policy's order."""
     policy: str = DEFAULT_POLICY
     """Order of waiting requests, in the gateway and in vLLM (docs/reference/policies.md)."""

@@ -20,11 +20,11 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from lengthwise.client.scrape import EngineGauges, EngineMemory
+from lengthwise.defaults import DEFAULT_ROUTER
 from lengthwise.gateway.json_fields import LARGE_BODY
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.policies import Job
 from lengthwise.ray.calls import AVOID, read_job, set_replicas
-from lengthwise.routers import DEFAULT_ROUTER
 
 
 @dataclass(eq=False, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import math
 import os
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # it loads SciPy, which takes longer than most commands
     from lengthwise.intervals import Ratio
 
 _SECRET: Final = ("--api-key", "--token")
+_STATIC: Final = Path(__file__).parent / "static"
 _PASSWORD: Final = re.compile(r"://[^/@]+@")
 
 
@@ -125,10 +127,10 @@ def html_page(
         for name, data in (pictures or {}).items()
     ]
     if figures:
-        from plotly.offline import get_plotlyjs  # nearly 5 MB: only where a page is written
-
+        packed = base64.b64encode((_STATIC / "plotly-cartesian.min.js.gz").read_bytes()).decode()
+        plotly = f'<script type="text/plain" id="plotly">{packed}</script>'
         drawn = (_drawn(figure, f"figure{i}") for i, figure in enumerate(figures))
-        shown = [f"<script>{get_plotlyjs()}</script><script>{_DRAW}</script>", *drawn, *shown]
+        shown = [f"{plotly}<script>{_static('figures.js')}</script>", *drawn, *shown]
     body = "\n".join(table_html(table) for table in tables)
     subject = f'<p class="subject">{html.escape(title)}</p>' if verdict else ""
     verdict = verdict or Verdict(title)
@@ -138,12 +140,17 @@ def html_page(
     return _PAGE.format(
         title=html.escape(title),
         head=f"{subject}<h1>{html.escape(verdict.headline)}</h1>{lead}{facts}",
-        style=_STYLE,
+        style=_static("page.css"),
         shown="\n".join(shown),
         tables=body,
         rerun=again,
-        sort=_SORT,
+        sort=_static("tables.js"),
     )
+
+
+@cache
+def _static(name: str) -> str:
+    return (_STATIC / name).read_text(encoding="utf-8")
 
 
 def table_html(table: Table) -> str:
@@ -178,10 +185,69 @@ def _drawn(figure: Figure, name: str) -> str:
     call = ", ".join(to_json(part).replace("</", "<\\/") for part in (figure.data, layout))
     heading = f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.text)}</p>"
     label = html.escape(f"{figure.title}. {figure.text}")
-    plot = f'<div id="{name}" role="img" aria-label="{label}"></div><script>drawFigure("{name}", {call});</script>'
-    return f"<section>{heading}{plot}</section>"
+    numbers = "".join(f"<li>{html.escape(line)}</li>" for line in numbers_of(figure))
+    plot = f'<div id="{name}" role="img" aria-label="{label}" aria-describedby="{name}-numbers"></div>'
+    caption = f'<figcaption id="{name}-numbers"><details><summary>In numbers</summary><ul>{numbers}</ul></details>'
+    script = f'<script>drawFigure("{name}", {call});</script>'
+    return f"<section>{heading}<figure>{plot}{caption}</figcaption></figure>{script}</section>"
 
 
+def numbers_of(figure: Figure) -> list[str]:
+    """Return what a figure shows as text: a line for each trace, with its points or, of many, some of them."""
+    lines = []
+    for number, trace in enumerate(figure.data):
+        if trace.get("hoverinfo") == "skip" or "x" not in trace or "y" not in trace:
+            continue
+        name = trace.get("name") or f"series {number + 1}"
+        panel_title = _panel_title(figure.layout, str(trace.get("xaxis", "x")))
+        x, y = (_axis_title(figure.layout, str(trace.get(f"{side}axis", side))) for side in "xy")
+        what = ", ".join(filter(None, (panel_title, name)))
+        if trace.get("type") == "heatmap":
+            lines.append(f"{what}: {x} from {_ends(trace['x'])}, {y} from {_ends(trace['y'])}")
+            continue
+        step = -(-len(trace["x"]) // _MAX_POINTS) or 1
+        points = "; ".join(_point(trace, at) for at in range(0, len(trace["x"]), step))
+        axes_read = " by ".join(filter(None, (y, x)))
+        lines.append(f"{what}{f' ({axes_read})' if axes_read else ''}: {points or 'nothing'}")
+    return lines
+
+
+def _point(trace: Mapping[str, Any], at: int) -> str:
+    """Return a point as text: a number with its interval after the place, or after the name of a row."""
+    x, y = trace["x"][at], trace["y"][at]
+    place, value, error = (y, x, trace.get("error_x")) if isinstance(y, str) else (x, y, trace.get("error_y"))
+    text = f"{_plain(place)}: {_plain(value)}"
+    if not error:
+        return text
+    return f"{text} [{_plain(value - error['arrayminus'][at])}, {_plain(value + error['array'][at])}]"
+
+
+def _ends(values: Sequence[Any]) -> str:
+    known = list(values)
+    return f"{_plain(min(known))} to {_plain(max(known))}" if known else "nothing"
+
+
+def _axis_title(layout: Mapping[str, Any], name: str) -> str:
+    return _without_tags(layout.get(f"{name[0]}axis{name[1:]}", {}).get("title", {}).get("text", ""))
+
+
+def _panel_title(layout: Mapping[str, Any], axis_name: str) -> str:
+    titles = [each for each in layout.get("annotations", ()) if each.get("xref") == f"{axis_name} domain"]
+    return _without_tags(titles[0].get("text", "")) if titles else ""
+
+
+def _without_tags(text: str) -> str:
+    return html.unescape(re.sub(r"<[^>]+>", " ", text)).strip()
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return "nothing" if math.isnan(value) else f"{value:.3g}"
+    return str(value)
+
+
+_MAX_POINTS: Final = 8
+"""Points of a trace that are stated in words."""
 BASELINE_COLOUR: Final = "#848d97"
 COLOURS: Final = (
     BASELINE_COLOUR, "#1f77d0", "#d1495b", "#2a9d5c", "#e0902f", "#8a5cc2", "#17a2b8", "#a0694f", "#a8a820", "#e066b3",
@@ -305,98 +371,4 @@ _PAGE: Final = """<!doctype html>
 {rerun}
 </main><script>{sort}</script>
 </body></html>
-"""
-_STYLE: Final = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1f262c; --soft: #5b6770; --line: #e1e5e9; --rule: #9aa3ab;
-  --panel: #f5f7f9; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14181c; --ink: #e4e9ee; --soft: #a3aeb8; --line: #2c343b;
-  --rule: #66717b; --panel: #1c2227; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
-  max-width: 1180px; padding: 0 1rem; }
-h1 { font-size: 1.5rem; line-height: 1.3; margin: 0 0 .5rem; max-width: 60rem; }
-.lead { color: var(--ink); font-size: 1.05rem; margin: 0 0 1rem; }
-h2 { font-size: 1.1rem; margin: 2.2rem 0 .3rem; }
-.subject, p, dt { color: var(--soft); } .subject { margin: 0 0 .3rem; } p { margin: .3rem 0; max-width: 60rem; }
-dl { background: var(--panel); border-radius: .5rem; padding: .7rem 1rem; margin: 0; display: grid; gap: .3rem 1.5rem;
-  grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); }
-dl div:first-child { grid-column: 1 / -1; } dt { font-size: .8rem; } dd { margin: 0; overflow-wrap: anywhere; }
-dl div:first-child dd, pre { font-family: ui-monospace, monospace; font-size: .85rem; }
-pre { background: var(--panel); border-radius: .5rem; padding: .7rem 1rem; overflow-x: auto; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--paper); }
-th button { font: inherit; font-weight: 600; color: inherit; background: none; border: 0; padding: 0; cursor: pointer; }
-th[aria-sort=ascending] button::after { content: " \\2191"; }
-th[aria-sort=descending] button::after { content: " \\2193"; }
-table:not(.sorted) tr.rule td { border-top: 2px solid var(--rule); }
-figure { margin: 1rem 0; } img { max-width: 100%; } .still { background: #fff; border-radius: .5rem; }
-@media (min-width: 641px) { dl div:last-child { grid-column: span 2; } }
-@media (max-width: 640px) { body { margin: 1rem auto; } h1 { font-size: 1.2rem; }
-  td:first-child { white-space: normal; min-width: 7rem; } }
-"""
-# Colours come from the style sheet, so that a change of the colour scheme redraws; narrow windows stack the panels.
-_DRAW: Final = """
-const figures = [];
-function drawFigure(name, data, layout) { figures.push({name, data, layout}); show(figures[figures.length - 1]); }
-function show(figure) {
-  const css = getComputedStyle(document.documentElement), value = name => css.getPropertyValue(name).trim();
-  const line = {gridcolor: value('--line'), linecolor: value('--line'), zerolinecolor: value('--rule'),
-    automargin: true};
-  const layout = structuredClone(figure.layout), width = document.getElementById(figure.name).clientWidth;
-  const named = figure.data.filter(trace => trace.showlegend !== false && trace.name);
-  const legendRows = Math.ceil(named.reduce((sum, trace) => sum + 50 + 7 * trace.name.length, 0) / (width - 80));
-  const above = 34 + (named.length > 1 ? 12 + 28 * legendRows : 0);
-  layout.template = {layout: {font: {family: 'system-ui, sans-serif', size: 12, color: value('--ink')},
-    paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', xaxis: line, yaxis: line, hovermode: 'closest',
-    margin: {l: 60, r: 20, t: above, b: 50}, hoverlabel: {bgcolor: value('--panel'), font: {color: value('--ink')}},
-    legend: {orientation: 'h', yref: 'container', y: 1, yanchor: 'top'}}};
-  layout.showlegend = named.length > 1;
-  layout.height += above - 34;
-  if (layout.grid && layout.grid.columns > 1 && width < 700) {
-    const panels = Object.keys(layout).filter(name => name.startsWith('xaxis')).length;
-    layout.height = above + panels * layout.height / layout.grid.rows;
-    layout.grid.rows = panels; layout.grid.columns = 1;
-    Object.keys(layout).filter(name => name.startsWith('yaxis')).forEach(name => {
-      delete layout[name].showticklabels;
-      if (layout[name].categoryarray) wrapLabels(layout, layout[name]);
-    });
-  }
-  const options = {responsive: true, displayModeBar: false};
-  Plotly.react(figure.name, structuredClone(figure.data), layout, options);
-}
-// Long names leave no space for the marks: names take two lines, and titles end at the right edge.
-function wrapLabels(layout, axis) {
-  const wrapped = name => {
-    const breaks = Array.from(name.matchAll(/, /g), found => found.index + 1);
-    if (!breaks.length) return name;
-    const middle = breaks.reduce((a, b) => Math.abs(a - name.length / 2) <= Math.abs(b - name.length / 2) ? a : b);
-    return name.slice(0, middle) + '<br>' + name.slice(middle + 1);
-  };
-  Object.assign(axis, {tickvals: axis.categoryarray, ticktext: axis.categoryarray.map(wrapped), tickfont: {size: 10}});
-  layout.annotations.forEach(title => Object.assign(title, {x: 1, xanchor: 'right'}));
-}
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => figures.forEach(show));
-matchMedia('(max-width: 760px)').addEventListener('change', () => figures.forEach(show));
-"""
-_SORT: Final = """
-const units = {ms: 1e-3, us: 1e-6};
-function sortKey(text) {
-  const found = text.replaceAll(',', '').match(/^\\s*([-+]?[0-9]*\\.?[0-9]+)\\s*(ms|us)?/);
-  return found ? parseFloat(found[1]) * (units[found[2]] ?? 1) : null;
-}
-function compare(a, b) {
-  const x = sortKey(a), y = sortKey(b);
-  if (x !== null && y !== null) return x - y;
-  return x === null && y === null ? a.localeCompare(b) : x === null ? 1 : -1;
-}
-document.querySelectorAll('th button').forEach(button => button.addEventListener('click', () => {
-  const head = button.closest('th'), table = head.closest('table'), body = table.tBodies[0], place = head.cellIndex;
-  const down = head.getAttribute('aria-sort') === 'ascending';
-  table.querySelectorAll('th').forEach(other => other.removeAttribute('aria-sort'));
-  head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
-  table.classList.add('sorted');
-  const rows = Array.from(body.rows);
-  rows.sort((a, b) => (down ? -1 : 1) * compare(a.cells[place].textContent, b.cells[place].textContent));
-  body.append(...rows);
-}));
 """

@@ -4,7 +4,6 @@ Routers are pure: time and events are arguments, and no router knows a clock, a 
 """
 
 from lengthwise.routers.base import (
-    DEFAULT_ROUTER,
     ROUTERS,
     Admitted,
     BaseRouter,
@@ -23,7 +22,6 @@ from lengthwise.routers.base import (
 )
 
 __all__ = [
-    "DEFAULT_ROUTER",
     "ROUTERS",
     "Admitted",
     "BaseRouter",

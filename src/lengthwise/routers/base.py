@@ -291,9 +291,6 @@ ROUTERS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Built-in names, with module and class. Imported when used, because all but the first two need Numba."""
 
-DEFAULT_ROUTER: Final = "lengthwise"
-"""The choice among engines in every host that serves."""
-
 
 def make_router(spec: str) -> Router:
     """Return a fresh router."""

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import logging
+import os
+from contextlib import suppress
 from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
+from lengthwise.cache import cache_home
 from lengthwise.policies import Policy
 from lengthwise.simulator.engine import FleetEngines, ReadableGroup
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.traffic import Traffic
-from lengthwise.version import install_line
+from lengthwise.version import ROOT, install_line
 
 NOT_ACCELERATED: Final = (
     "numba is not installed: simulating with the readable engine, which is some hundred times slower "
     f"({install_line('sim')})"
 )
+
+
+_RUN_TOKENS: Final = 2_000_000
+"""Answer tokens that the readable engine simulates in less than half the CPU time that compiling takes."""
+_RENTED_TOKENS: Final = 5_000_000
+"""Those that it has simulated when compiling would have cost no more."""
+_SOURCES: Final = (
+    "policies/*.py", "simulator/kernel/*.py", "simulator/costs.py", "simulator/outcome.py", "simulator/traffic.py",
+    "lengths/log_t.py", "prefixes.py",
+)  # fmt: skip
 
 
 def engine_group(
@@ -40,3 +56,39 @@ def accelerated() -> bool:
         logging.getLogger(__name__).warning(NOT_ACCELERATED)
         return False
     return True
+
+
+def kernel_sources() -> list[Path]:
+    """Return the files that the compiled engine is made of."""
+    return sorted(source for pattern in _SOURCES for source in ROOT.glob(pattern))
+
+
+@cache
+def kernel_fingerprint() -> int:
+    """Return a number for all sources of the compiled engine and of the policies in it."""
+    return int.from_bytes(sha256(b"".join(source.read_bytes() for source in kernel_sources())).digest()[:7], "big")
+
+
+def worth_compiling(tokens: int) -> bool:
+    """Whether simulations of this many answer tokens, all together, should run on the compiled engine.
+
+    Not where its kernel is not compiled yet and they are few: then the readable engine is sooner ready, with the same
+    outcome. What it has simulated is counted in the folder of compiled code, so that it is compiled before small
+    simulations have cost more than that.
+    """
+    if not accelerated():
+        return False
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_home() / "compiled")
+    marker = folder / f"kernel-{kernel_fingerprint():x}-{version('numba')}"  # of `compiled.announce`
+    if marker.exists() or tokens > _RUN_TOKENS:
+        return True
+    counted = marker.with_suffix(f"{marker.suffix}.readable")
+    rented = tokens
+    with suppress(OSError, ValueError):
+        rented += int(counted.read_text(encoding="utf-8"))
+    if rented > _RENTED_TOKENS:
+        return True
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        counted.write_text(str(rented), encoding="utf-8")
+    return False

@@ -266,6 +266,7 @@ class Engine:
             has_rounds = policy.rounds() is not None
         self.now = 0.0
         self.pool = BlockPool(spec.kv_blocks, caching=spec.prefix_caching)
+        self._block_size, self._reserves = spec.block_size, spec.admission == "reserve"
         self._joint = JointAdmission(spec.kv_blocks * spec.block_size, spec.block_size, spec.chosen_quantile)
         self.queue = PolicyQueue(policy, spec.max_num_seqs, on_failure=self._policy_failed)
         self.running: list[Request] = []
@@ -419,7 +420,11 @@ class Engine:
             request = self.running[index]
             tokens = min(request.tokens - request.computed, budget)
             while True:
-                if len(self.running) > 1 and self._exceeds_reservation(request, request.computed + tokens):
+                if (
+                    self._reserves
+                    and len(self.running) > 1
+                    and self._exceeds_reservation(request, request.computed + tokens)
+                ):
                     victim = request
                 elif self._allocate(request, request.computed + tokens):
                     request.scheduled = tokens
@@ -498,9 +503,10 @@ class Engine:
         self._steps_since_check += 1
         settled = self.settled
         for request in list(self.running):
-            scheduled, request.scheduled = request.scheduled, 0
-            if scheduled and request.computed == request.tokens:
-                self._generate(request)
+            if request.scheduled:
+                request.scheduled = 0
+                if request.computed == request.tokens:
+                    self._generate(request)
         if self.settled > settled:
             self._rate.observe(self.now, self._generated, waiting=bool(self._waiting))
             self.queue.tokens_per_s = self._rate.per_s
@@ -548,7 +554,7 @@ class Engine:
     # -- KV memory and admission
 
     def _blocks_for(self, tokens: int) -> int:
-        return blocks_for(tokens, self.spec.block_size)
+        return blocks_for(tokens, self._block_size)
 
     def _identity(self, request: Request, position: int) -> Identity:
         """Content of the full block at a position of a request."""
@@ -582,13 +588,16 @@ class Engine:
 
     def _allocate(self, request: Request, tokens: int) -> bool:
         """Take blocks so that a running request can hold `tokens`; False where too few are free."""
+        full = tokens // self._block_size
+        if full == request.named and tokens <= len(request.blocks) * self._block_size:
+            return True  # as for most tokens: the last block has room
         missing = self._blocks_for(tokens) - len(request.blocks)
         if missing > len(self.pool.free):
             return False
         request.blocks += [self.pool.take() for _ in range(missing)]
         self._peak_blocks = max(self._peak_blocks, self.pool.used)
         # Full blocks can be used by others from now on, though they are computed at the end of this step: as in vLLM.
-        for position in range(request.named, tokens // self.spec.block_size):
+        for position in range(request.named, full):
             self.pool.cache(request.blocks[position], self._identity(request, position))
             request.named = position + 1
         return True
@@ -619,7 +628,7 @@ class Engine:
 
     def _exceeds_reservation(self, request: Request, tokens: int) -> bool:
         """Whether a request outgrows its reservation; it is then preempted and granted twice as much (S3)."""
-        if self.spec.admission != "reserve" or self._blocks_for(tokens) <= self._reservation(request):
+        if self._blocks_for(tokens) <= self._reservation(request):
             return False
         request.granted *= 2
         return True

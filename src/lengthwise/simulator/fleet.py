@@ -15,8 +15,9 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 from numpy.typing import ArrayLike, NDArray
 
+from lengthwise.defaults import ADMISSION_QUANTILE, DEFAULT_SLOTS
 from lengthwise.errors import InputError, require_kind
-from lengthwise.policies.admission import JOINT_QUANTILE, LENGTH_QUANTILE
+from lengthwise.policies.admission import LENGTH_QUANTILE
 from lengthwise.settings import read_yaml, validated
 from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
 
@@ -82,7 +83,7 @@ class EngineSpec:
         """The quantile of admission: the one given, or the default of its rule."""
         if self.admission_quantile is not None:
             return self.admission_quantile
-        return JOINT_QUANTILE if self.admission == "joint" else LENGTH_QUANTILE
+        return ADMISSION_QUANTILE if self.admission == "joint" else LENGTH_QUANTILE
 
     @property
     def kv_blocks(self) -> int:
@@ -329,6 +330,10 @@ class Fleet:
         """Return the same engines with other values of these fields of EngineSpec; None keeps a field."""
         changes = {name: value for name, value in limits.items() if value is not None}
         return Fleet(tuple(replace(engine, **changes) for engine in self.engines))
+
+    def behind_gateway(self) -> Fleet:
+        """Return the engines with the requests at once that a gateway sends each by default, at most their own."""
+        return Fleet(tuple(replace(each, max_num_seqs=min(each.max_num_seqs, DEFAULT_SLOTS)) for each in self.engines))
 
     @property
     def slots(self) -> int:

@@ -19,6 +19,7 @@ from lengthwise.intervals import Ratio, ShareChange, gain_captured, over_request
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
+from lengthwise.simulator.acceleration import worth_compiling
 from lengthwise.simulator.cluster import Capacity, as_predictions, check_seconds
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
@@ -34,6 +35,7 @@ Statistic = Literal["mean", "p50", "p90", "p99"]
 
 BASELINE: Final = "fcfs"
 USUAL_ROUTER: Final = "round_robin"
+"""The router that labels do not name, and that of one engine."""
 METRICS: Final[tuple[Metric, ...]] = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
 STATISTICS: Final[tuple[Statistic, ...]] = ("mean", "p50", "p90", "p99")
 COMPARED: Final[tuple[tuple[Metric, Statistic], ...]] = (
@@ -394,7 +396,10 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     n_loads = len(plan.offered_loads(1.0))
     again = sum(map(learns, names)) * (n_loads - 1)
     steps = Steps(on_progress, len(settings) * (1 + len(names) + again + n_loads * len(plan.runs)))
-    capacities = tuple(CapacityTask(setting).capacity(steps.next("capacity")) for setting in settings)
+    runs = len(settings) * (1 + n_loads * len(plan.runs))
+    tokens = runs * int(settings[0].workload.output_tokens.sum())
+    accelerate = any(map(learns, names)) or worth_compiling(tokens)
+    capacities = tuple(CapacityTask(setting, accelerate).capacity(steps.next("capacity")) for setting in settings)
     predictions = {name: _predictions(name, settings, steps) for name in names if not learns(name)}
     cells: list[Cell] = []
     for place in range(n_loads):
@@ -408,7 +413,9 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
         predictions |= {name: _predictions(name, here, steps) for name in names if learns(name)}
         by_seed = [
             [
-                task.outcome(steps.next(f"{task.policy} {task.router} {offered.load:.2f}"))
+                replace(task, accelerate=accelerate).outcome(
+                    steps.next(f"{task.policy} {task.router} {offered.load:.2f}")
+                )
                 for task in plan.tasks(setting, None, {name: predictions[name][seed] for name in names})
             ]
             for seed, setting in enumerate(here)

@@ -9,12 +9,13 @@ from typing import Final
 
 import numpy as np
 
+from lengthwise.defaults import COMPARED_POLICIES, DEFAULT_ROUTER
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, over_requests, over_seeds
-from lengthwise.policies import DEFAULT_POLICY, POLICIES, make_policy
+from lengthwise.policies import POLICIES, make_policy
 from lengthwise.policies.ontime import NO_LIMIT
 from lengthwise.policies.registry import LIMIT_PARAMETERS
-from lengthwise.routers import DEFAULT_ROUTER, make_router
+from lengthwise.routers import make_router
 from lengthwise.simulator.cluster import as_predictions
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.fleet_run import uses_predictions
@@ -29,8 +30,6 @@ from lengthwise.specs import parse_spec
 from lengthwise.traffic.rows import LIMITS
 from lengthwise.workloads import Workload
 
-PLANNED: Final = (BASELINE, DEFAULT_POLICY)
-"""Policies whose engines are counted."""
 _SHORTEST: Final = "sjf"
 _KEPT: Final = {parameter: LIMITS[name] for parameter, name in LIMIT_PARAMETERS.items()}
 """Parameters of policies that are latency limits, and the fields of `LatencyLimits` that they are."""
@@ -44,7 +43,7 @@ def candidates(limits: LatencyLimits, *, own: bool = False) -> list[str]:
 
     Order of arrival, the default policy, shortest first, and each policy that keeps limits, with these.
     """
-    found = [*PLANNED, _SHORTEST]
+    found = [*COMPARED_POLICIES, _SHORTEST]
     for name, policy in POLICIES.items():
         kept = [each for each in fields(policy) if each.name in _KEPT]
         values = {each.name: getattr(limits, _KEPT[each.name]) for each in kept}

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from lengthwise.defaults import DEFAULT_PREDICTOR
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, LengthDistribution, LogT, LogTColumns, Point, log_t, wide_prior
 from lengthwise.policies.job import CVAR_ALPHA
@@ -102,8 +103,8 @@ class RequestPredictions:
 
 
 def default_predictor(workload: Workload) -> str:
-    """Return the default predictor of simulations: `fast` for prompts with text, else `history`."""
-    return "history" if workload.table["prompt"].null_count else "fast"
+    """Return the default predictor of simulations: the one that serves for prompts with text, else `history`."""
+    return "history" if workload.table["prompt"].null_count else DEFAULT_PREDICTOR
 
 
 def predict_workload(

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from lengthwise.defaults import COMPARED_POLICIES, DEFAULT_ROUTER
 from lengthwise.errors import InputError
 from lengthwise.settings import read_yaml, validated
 from lengthwise.simulator.cluster import default_loads
 from lengthwise.simulator.fleet import Fleet, parse_fleet_events
-from lengthwise.simulator.grid import Plan
+from lengthwise.simulator.grid import USUAL_ROUTER, Plan
 from lengthwise.simulator.routing import charged_times_s
 from lengthwise.simulator.tasks import CapacityTask, Report, ResultCache, Setting, SimulationTask, TaskRunner, Workers
 from lengthwise.specs import split_specs
@@ -61,7 +62,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     max_num_seqs: int | None = None
-    """Requests that run at once in an engine [default: vLLM's for the GPU]."""
+    """Requests that run at once in an engine [default: 64, as in `serve`, or fewer where an engine's file says so]."""
     max_num_batched_tokens: int | None = None
     """Tokens computed per step [default: vLLM's for the GPU]."""
     kv_tokens: int | None = None
@@ -89,10 +90,11 @@ class SweepConfig(BaseModel):
     """`castillo`, names of `lengthwise traces list`, or workload files."""
     fleet: Names
     """Engines as COUNT*MODEL@GPU, separated by commas."""
-    policy: Specs = ["fcfs"]
+    policy: Specs = list(COMPARED_POLICIES)
     """Policies to compare, separated by commas: names, specs (tie:beta=0.3) or package.module:Class."""
-    router: Specs = ["round_robin"]
-    """Routers to compare, separated by commas; a router chooses the engine of each request."""
+    router: Specs = []
+    """Routers to compare, separated by commas; a router chooses the engine of each request [default: lengthwise where
+    there are several engines]."""
     predictor: Specs = []
     """Predictors to compare, separated by commas: `fast`, `default` or a model file (workloads with prompts),
     `history`, `memory` (past lengths behind the same prefix, session or tenant), `memory+fast`, `none`, `noisy:TAU`,
@@ -147,13 +149,14 @@ class SweepConfig(BaseModel):
             for text in texts
             for event in parse_fleet_events(kind, text)  # type: ignore[arg-type]
         ]
-        engines = Fleet.parse(fleet).limited_to(**self.limits.model_dump())
+        engines = Fleet.parse(fleet).behind_gateway().limited_to(**self.limits.model_dump())
         if self.limits.admission_quantile is not None and all(each.admission == "prompt" for each in engines.engines):
             raise InputError(
                 "no engine admits by a quantile",
                 field="admission_quantile",
                 hint="add --admission joint, peak or reserve",
             )
+        routers = self.router or [DEFAULT_ROUTER if len(engines) > 1 else USUAL_ROUTER]
         return Plan(
             engines,
             policies=self.policy,
@@ -163,8 +166,8 @@ class SweepConfig(BaseModel):
             seeds=range(self.seed, self.seed + self.seeds),
             prediction_delay_s=self.prediction_delay,
             decision_s=self.decision_time,
-            routers=self.router,
-            routing_s=charged_times_s(self.router, len(engines), self.routing_time),
+            routers=routers,
+            routing_s=charged_times_s(routers, len(engines), self.routing_time),
             fleet_events=events,
         )
 

@@ -117,6 +117,7 @@ class CapacityTask:
     """The capacity of a fleet."""
 
     setting: Setting | DrawnSetting
+    accelerate: bool | None = None
 
     @property
     def key(self) -> str:
@@ -130,7 +131,8 @@ class CapacityTask:
 
     def capacity(self, on_progress: Progress | None = None) -> Capacity:
         """Measure the capacity in this process."""
-        return measure_capacity(self.setting.workload, self.setting.fleet, on_progress=on_progress)
+        workload, fleet = self.setting.workload, self.setting.fleet
+        return measure_capacity(workload, fleet, on_progress=on_progress, accelerate=self.accelerate)
 
 
 @dataclass(frozen=True, slots=True)

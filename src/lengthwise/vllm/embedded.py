@@ -28,11 +28,11 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from lengthwise.cache import cache_home
+from lengthwise.defaults import DEFAULT_POLICY, DEFAULT_PREDICTOR, EMBEDDED_SLOTS
 from lengthwise.errors import InputError
-from lengthwise.policies import DEFAULT_POLICY, make_policy
+from lengthwise.policies import make_policy
 from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE
 from lengthwise.predictors.probe import load_probe, probe_path
-from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import known_predictor
 from lengthwise.predictors.state_file import STATE_CACHE, known_state
 from lengthwise.processes import die_with_parent, end_process
@@ -75,7 +75,7 @@ class EngineOptions(BaseModel):
     """Port to listen on; 0 takes any free port."""
     model: str | None = None
     """Model folder or hub name instead of the embedded SmolLM2-135M."""
-    max_num_seqs: Annotated[int, Field(ge=1)] = 16
+    max_num_seqs: Annotated[int, Field(ge=1)] = EMBEDDED_SLOTS
     """Requests that run at once inside the engine."""
     max_model_len: Annotated[int, Field(ge=16)] = 2048
     """Context length: tokens of prompt and answer together."""

@@ -43,11 +43,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.client.kind import MARKER
 from lengthwise.client.request_classes import ClassConfig
+from lengthwise.defaults import DEFAULT_POLICY, DEFAULT_PREDICTOR
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution
-from lengthwise.policies import DEFAULT_POLICY, Job, Policy, PolicyQueue, make_policy
+from lengthwise.policies import Job, Policy, PolicyQueue, make_policy
 from lengthwise.predictors.probe import load_probe
-from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import RETIRED_MEMORY, PredictionService, known_predictor, prediction_service
 from lengthwise.predictors.state_file import STATE_CACHE, known_state, state_file
 from lengthwise.settings import validated

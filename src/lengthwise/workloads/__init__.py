@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lengthwise.workloads.arrivals import redraw, replay
-    from lengthwise.workloads.datasets import castillo_workload, load_alpaca, load_castillo
+    from lengthwise.workloads.datasets import castillo_day, castillo_workload, load_alpaca, load_castillo
     from lengthwise.workloads.formats import read_workload, write_workload
     from lengthwise.workloads.generators import (
         DiscreteLengths,
@@ -33,6 +33,7 @@ __all__ = [
     "Workload",
     "WorkloadStatistics",
     "behind_prefixes",
+    "castillo_day",
     "castillo_workload",
     "into_sessions",
     "load_alpaca",
@@ -48,7 +49,7 @@ __all__ = [
 
 _EXPORTS = {
     "arrivals": ("redraw", "replay"),
-    "datasets": ("castillo_workload", "load_alpaca", "load_castillo"),
+    "datasets": ("castillo_day", "castillo_workload", "load_alpaca", "load_castillo"),
     "formats": ("read_workload", "write_workload"),
     "generators": ("DiscreteLengths", "behind_prefixes", "into_sessions", "react_sessions", "react_workload"),
     "length_samples": ("LengthSamples",),

@@ -57,6 +57,27 @@ def gamma(n: int, rate: float, cv: float, rng: np.random.Generator) -> NDArray[n
     return np.cumsum(rng.gamma(shape, 1 / (shape * rate), n))
 
 
+_HOURS = 24
+_NIGHT_HOUR, _NIGHT = 3, 0.1  # the quietest hour, and its share of the peak
+
+
+def daily(peak_rate: float, minutes: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return the Poisson arrivals of a day whose hours are `minutes` long; 60 are a whole day.
+
+    rate(hour) = peak_rate * (0.55 - 0.45 * cos(2 pi (hour - 3) / 24)): the peak at 15 h, a tenth of it at 3 h
+
+    Rates are those of the day, so that a shorter day needs as many engines. A queue has less time to grow.
+    """
+    _check_rate(peak_rate)
+    if not 0 < minutes <= 60:
+        raise InputError(f"{minutes:g} minutes of an hour", field="minutes", hint="give a number above 0, at most 60")
+    hours = np.arange(_HOURS)
+    wave = np.cos(2 * np.pi * (hours - _NIGHT_HOUR) / _HOURS)
+    rates = peak_rate * ((1 + _NIGHT) / 2 - (1 - _NIGHT) / 2 * wave)
+    hour = np.repeat(hours, rng.poisson(60 * minutes * rates))
+    return np.sort(60 * minutes * (hour + rng.uniform(0, 1, len(hour))))
+
+
 def rescale(workload: Workload, rate: float) -> Workload:
     """Return the workload with its own arrivals scaled to `rate` requests per second, from 0 on; bursts stay."""
     _check_rate(rate)

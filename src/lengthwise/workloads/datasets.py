@@ -24,7 +24,7 @@ from lengthwise.errors import InputError
 from lengthwise.files import data_folder, data_home, open_text, read_parquet_table, sample
 from lengthwise.llm_names import without_quantisation
 from lengthwise.prefixes import BLOCK_TOKENS
-from lengthwise.workloads.arrivals import gamma, generator, in_rounds, one_of_each_row
+from lengthwise.workloads.arrivals import daily, gamma, generator, in_rounds, one_of_each_row
 from lengthwise.workloads.columns import require_columns, text_block_lists
 from lengthwise.workloads.length_samples import LengthSamples
 from lengthwise.workloads.workload import LeftOut, Workload
@@ -98,6 +98,15 @@ def castillo_workload(
         left_out=_left_out(clean),
         source=samples.origin,
     ).limited_to(max_tokens)
+
+
+def castillo_day(samples: LengthSamples, llm: str, *, peak_rate: float, seed: int, minutes: float = 0.5) -> Workload:
+    """Return a day of CASTILLO's prompts for one LLM, each hour `minutes` long (`arrivals.daily`)."""
+    arrival = daily(peak_rate, minutes, generator(seed, "arrivals"))
+    if not len(arrival):
+        raise InputError(f"no request in a day at {peak_rate:g} per second", field="rate", hint="give a larger rate")
+    drawn = castillo_workload(samples, llm, requests=len(arrival), rate=1.0, seed=seed)
+    return drawn.replace(arrival_s=arrival)
 
 
 def _left_out(clean: NDArray[np.bool_]) -> tuple[LeftOut, ...]:

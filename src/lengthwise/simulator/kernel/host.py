@@ -15,14 +15,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise import policies, prefixes
 from lengthwise.compiled import announce, compiled
 from lengthwise.lengths import log_t
 from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, TokenRate, WaitingJobs, selects
@@ -35,6 +32,7 @@ from lengthwise.policies.ontime import OnTime
 from lengthwise.policies.preemptive import Gittins, Srpt
 from lengthwise.policies.slo import Slo
 from lengthwise.simulator import costs
+from lengthwise.simulator.acceleration import kernel_fingerprint
 from lengthwise.simulator.engine import EngineEvent, FleetEngines, policy_calls
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.kernel import loop, memory
@@ -68,14 +66,6 @@ _GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
 _ADMISSION: Final = {"prompt": r.WHOLE_PROMPT, "peak": r.FUTURE_PEAK, "reserve": r.RESERVATION}
 
 
-def _fingerprint() -> int:
-    folders = Path(__file__).parent, Path(policies.__file__).parent
-    modules = [Path(costs.__file__).with_name(name) for name in ("costs.py", "outcome.py", "traffic.py")]
-    others = *modules, Path(log_t.__file__), Path(prefixes.__file__)
-    sources = sorted([*others, *(source for folder in folders for source in folder.glob("*.py"))])
-    return int.from_bytes(sha256(b"".join(source.read_bytes() for source in sources)).digest()[:7], "big")
-
-
 def _advance(fingerprint: int) -> Callable[[Records, float], int]:
     def advance(engines: Records, until: float) -> int:
         if fingerprint < 0:  # the use makes it part of this function
@@ -107,13 +97,13 @@ def _advance_group(
     return advance_group
 
 
-_advance_kernel = compiled(_advance(_fingerprint()))
+_advance_kernel = compiled(_advance(kernel_fingerprint()))
 """Run every step that begins before a time and return why it stopped; called again, it continues."""
 
-_group_kernel = compiled(_advance_group(_fingerprint()))
+_group_kernel = compiled(_advance_group(kernel_fingerprint()))
 """The same for all engines that may have new events, and write these."""
 
-_cached_kernel = compiled(_cached(_fingerprint()))
+_cached_kernel = compiled(_cached(kernel_fingerprint()))
 """Leading blocks of a request's first tokens, except the last token, that are in the prefix cache."""
 
 
@@ -282,7 +272,7 @@ class CompiledEngine:
     """
 
     def __init__(self, spec: EngineSpec, keys: PolicyKeys, traffic: Traffic, *, decision_s: float = 0.0) -> None:
-        announce("the simulator kernel", f"kernel-{_fingerprint():x}")
+        announce("the simulator kernel", f"kernel-{kernel_fingerprint():x}")
         self._keys = keys
         self._spec = spec
         self._slots = spec.max_num_seqs

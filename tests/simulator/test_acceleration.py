@@ -1,0 +1,57 @@
+"""When the compiled engine is worth compiling."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lengthwise import compiled
+from lengthwise.simulator import acceleration
+from lengthwise.simulator.acceleration import kernel_fingerprint, worth_compiling
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENGTHWISE_CACHE", str(tmp_path))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "compiles"),
+    [
+        ([400_000] * 3, [False] * 3),
+        ([3_000_000], [True]),
+        ([1_900_000] * 3, [False, False, True]),  # as many more would have cost what compiling costs
+    ],
+)
+def test_few_tokens_are_simulated_without_the_compiler_until_they_are_many_together(
+    tokens: Sequence[int], compiles: Sequence[bool]
+) -> None:
+    assert [worth_compiling(each) for each in tokens] == list(compiles)
+
+
+def test_what_is_compiled_is_used_for_the_smallest_simulation() -> None:
+    assert not worth_compiling(1)
+    compiled.announce.cache_clear()
+    compiled.announce("the simulator kernel", f"kernel-{kernel_fingerprint():x}")
+    assert worth_compiling(1)
+
+
+def test_without_numba_nothing_is_worth_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceleration, "accelerated", lambda: False)
+    assert not worth_compiling(3_000_000)
+
+
+def test_the_first_small_simulate_compiles_nothing(tmp_path: Path) -> None:
+    command = ["simulate", "castillo", "--requests", "60", "--rate", "8", "--policy", "fcfs,sjf,lengthwise"]
+    environment = {**os.environ, "LENGTHWISE_DATA": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "lengthwise", *command], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "compiling" not in done.stderr
+    assert not list(tmp_path.rglob("*.nbi"))
