@@ -40,8 +40,10 @@ from lengthwise.predictors.fast import (
     load_fast,
     terms,
 )
+from lengthwise.predictors.learner import Learner
 from lengthwise.predictors.model_file import read_model_file, write_model_file
 from lengthwise.predictors.novelty import Novelty
+from lengthwise.predictors.prediction import NOVEL
 from lengthwise.predictors.prompt_words import MAX_WORDS, as_bytes, excerpt, split
 from lengthwise.predictors.resolve import load_predictor
 
@@ -320,26 +322,33 @@ def unlike() -> Novelty:
     return Novelty(np.eye(4, dtype=np.float32), low=-2.0, high=-1.0, spread=0.8)
 
 
-def test_novelty_widens_a_prediction_and_leaves_its_median() -> None:
+def test_novelty_widens_the_interval_of_one_answer_and_leaves_everything_else() -> None:
     one, asked = tiny(), (["hello world"], ["a/one-7B"])
-    narrow, wide = (replace(one, novelty=each).predict(*asked) for each in (None, unlike()))
-    assert wide.mu[0] == narrow.mu[0]
-    assert wide.sigma[0] == pytest.approx(math.hypot(narrow.sigma[0], 0.8))
-    assert wide.novelty is not None
-    assert wide.novelty[0] == 1.0
+    narrow, found = (replace(one, novelty=each).predict(*asked) for each in (None, unlike()))
+    assert (found.mu[0], found.sigma[0]) == (narrow.mu[0], narrow.sigma[0])
+    assert found.marginal().mu[0] == narrow.mu[0]
+    assert found.marginal().sigma[0] == pytest.approx(math.hypot(narrow.sigma[0], 0.8))
+    assert found.novelty is not None
+    assert found.novelty[0] == 1.0
 
 
 def test_a_stated_length_leaves_less_to_the_kind_of_the_prompt() -> None:
-    one, asked = tiny(), (["hello in exactly 200 words", "hello in exactly two hundred"], ["a/one-7B"] * 2)
-    narrow, wide = (replace(one, novelty=each).predict(*asked) for each in (None, unlike()))
-    np.testing.assert_array_equal(wide.mu, narrow.mu)
-    stated, unstated = wide.sigma**2 - narrow.sigma**2
-    assert 0.0 < stated < 0.5 * unstated
+    asked = (["hello in exactly 200 words", "hello in exactly two hundred"], ["a/one-7B"] * 2)
+    level = replace(tiny(), novelty=unlike()).predict(*asked).level
+    assert level is not None
+    assert 0.0 < level[0] < 0.7 * level[1]
 
 
 def test_novelty_never_widens_beyond_the_largest_sigma() -> None:
-    wide = replace(tiny(), novelty=replace(unlike(), spread=50.0)).predict(["hello"], ["a/one-7B"])
-    assert wide.sigma[0] == MAX_SIGMA
+    found = replace(tiny(), novelty=replace(unlike(), spread=50.0)).predict(["hello"], ["a/one-7B"])
+    assert found.marginal().sigma[0] == pytest.approx(MAX_SIGMA)
+
+
+def test_answers_teach_a_learner_the_level_of_the_kind() -> None:
+    learner, request = Learner(replace(tiny(), novelty=unlike())), PredictionInput("hello world", "a/one-7B")
+    assert learner.predict([request]).level is not None
+    learner.observe(request, 300)
+    assert learner.predict([request]).level is None
 
 
 def test_novelty_is_part_of_the_file_and_of_its_own_description(tmp_path: Path) -> None:
@@ -360,11 +369,9 @@ def test_the_packaged_file_is_wide_on_everyday_requests_and_says_that_it_was_not
     assert fast.novelty is not None
     asked = [PLAIN, "Suggest a slogan for a bakery that sells only rye bread."]
     found = fast.predict(asked, [LLAMA] * 2)
-    narrow = replace(fast, novelty=None).predict(asked, [LLAMA] * 2)
     assert found.novelty is not None
-    assert found.novelty[1] > found.novelty[0]
-    assert found.sigma[1] > 1.2 * narrow.sigma[1]
-    np.testing.assert_array_equal(found.mu, narrow.mu)
+    assert found.novelty[1] >= NOVEL > found.novelty[0]
+    assert found.marginal().sigma[1] > 1.2 * found.sigma[1]
 
 
 @pytest.mark.parametrize("requested", [True, False], ids=["with the requested size", "without it"])

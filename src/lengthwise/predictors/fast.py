@@ -372,9 +372,11 @@ class FastPredictor:
 
     Each network was trained without some kinds of prompts: they disagree on kinds that none has seen. The factor is
     that of the LLM, times up to MAX_WIDENING by oddity: unknown words, unusual features, text not read. A length that
-    the prompt states is a further observation (`stated_length.combined`). At last sigma^2 grows by the variance between
-    kinds of prompts, times the prompt's novelty (`novelty`), times the squared weight of the network beside a stated
-    length; the median does not depend on it.
+    the prompt states is a further observation (`stated_length.combined`).
+
+    The level of answers to a kind of prompts that training has not seen is a further unknown, with a variance that is
+    the one between kinds, times the prompt's novelty (`novelty`), times the squared weight of the network beside a
+    stated length. It is apart (`LogTPredictions.level`): requests of one kind share it.
 
     `levels` (usual log length) has one entry per LLM of `llms` and a last one for unknown LLMs. Thread-safe without
     a lock: two threads that meet a new LLM name at once compute the same entry.
@@ -426,20 +428,21 @@ class FastPredictor:
         unlike = np.maximum(oddity, novelty)
         found = LogTPredictions(y[:, 0], sigma, cap, nu, sample_mean=mean, sample_std=std, novelty=unlike)
         predictions = with_observations(found, [one.observation for one in prompts])
-        return self._widened(predictions, sigma, prompts), [one.description for one in prompts]
+        return self._with_level(predictions, sigma, prompts), [one.description for one in prompts]
 
-    def _widened(
+    def _with_level(
         self, predictions: LogTPredictions, network: NDArray[np.float64], prompts: Sequence[_Prompt]
     ) -> LogTPredictions:
-        """Return the predictions with the variance between kinds; `network` is sigma without stated lengths."""
+        """Return the predictions with the spread between kinds; `network` is sigma without stated lengths."""
         if self.novelty is None:
             return predictions
         weight = [
             one.novelty if one.observation is None else one.novelty * (1.0 - stated_share(sigma, one.observation)) ** 2
             for one, sigma in zip(prompts, network.tolist(), strict=True)
         ]
-        wide = np.sqrt(predictions.sigma**2 + self.novelty.spread**2 * np.array(weight))
-        return replace(predictions, sigma=np.minimum(wide, np.maximum(predictions.sigma, MAX_SIGMA)))
+        variance = self.novelty.spread**2 * np.array(weight)
+        level = np.sqrt(np.minimum(variance, np.maximum(MAX_SIGMA**2 - predictions.sigma**2, 0.0)))
+        return replace(predictions, level=level)
 
     @property
     def reads_stated_length(self) -> bool:

@@ -1,10 +1,10 @@
-"""How unlike the training data a prompt is, and how much wider its prediction is for that.
+"""How unlike the training data a prompt is, and how much wider the interval of its answer is for that.
 
 With v a vector of the prompt and c the centres of the training prompts' vectors:
 
     distance = 1 - largest cosine of v and a c
     novelty  = (distance - low) / (high - low), from 0 to 1
-    sigma'^2 = sigma^2 + novelty * spread^2
+    sigma'^2 = sigma^2 + novelty * spread^2          (`LogTPredictions.marginal`)
 
 Answers to a kind of prompts that training has not seen are shorter or longer as a whole. spread^2 is the variance of
 this level between kinds, a random effect; `training/fast/novelty.py` fits it to kinds left out of training.
