@@ -50,7 +50,7 @@ def fit_centres(vectors: Floats, kind: NDArray[np.intp], number: int = CENTRES, 
     for _ in range(_ROUNDS):
         sums = np.zeros_like(centres)
         np.add.at(sums, (vectors @ centres.T).argmax(axis=1), vectors)
-        centres = np.where(sums.any(axis=1)[:, None], _units(sums), centres)
+        centres = np.where(np.any(sums != 0.0, axis=1, keepdims=True), _units(sums), centres)
     return centres
 
 
