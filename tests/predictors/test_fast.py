@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import math
 import random
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from lengthwise.predictors.fast import (
     COUNTED,
     EDGE,
     FEATURES,
+    MAX_SIGMA,
     PAIRS,
     RESERVED,
     FastNetwork,
@@ -37,7 +40,10 @@ from lengthwise.predictors.fast import (
     load_fast,
     terms,
 )
+from lengthwise.predictors.learner import Learner
 from lengthwise.predictors.model_file import read_model_file, write_model_file
+from lengthwise.predictors.novelty import Novelty
+from lengthwise.predictors.prediction import NOVEL
 from lengthwise.predictors.prompt_words import MAX_WORDS, as_bytes, excerpt, split
 from lengthwise.predictors.resolve import load_predictor
 
@@ -310,6 +316,64 @@ def test_a_length_that_the_prompt_asks_for_is_a_feature(text: str, tokens: int) 
     assert np.expm1(reader.read(text).features[COUNTED // 2 - 1]) == pytest.approx(tokens, abs=0.01)
 
 
+@functools.cache
+def unlike() -> Novelty:
+    """Return a novelty for which every prompt of `tiny` is new."""
+    return Novelty(np.eye(4, dtype=np.float32), low=-2.0, high=-1.0, spread=0.8)
+
+
+def test_novelty_widens_the_interval_of_one_answer_and_leaves_everything_else() -> None:
+    one, asked = tiny(), (["hello world"], ["a/one-7B"])
+    narrow, found = (replace(one, novelty=each).predict(*asked) for each in (None, unlike()))
+    assert (found.mu[0], found.sigma[0]) == (narrow.mu[0], narrow.sigma[0])
+    assert found.marginal().mu[0] == narrow.mu[0]
+    assert found.marginal().sigma[0] == pytest.approx(math.hypot(narrow.sigma[0], 0.8))
+    assert found.novelty is not None
+    assert found.novelty[0] == 1.0
+
+
+def test_a_stated_length_leaves_less_to_the_kind_of_the_prompt() -> None:
+    asked = (["hello in exactly 200 words", "hello in exactly two hundred"], ["a/one-7B"] * 2)
+    level = replace(tiny(), novelty=unlike()).predict(*asked).level
+    assert level is not None
+    assert 0.0 < level[0] < 0.7 * level[1]
+
+
+def test_novelty_never_widens_beyond_the_largest_sigma() -> None:
+    found = replace(tiny(), novelty=replace(unlike(), spread=50.0)).predict(["hello"], ["a/one-7B"])
+    assert found.marginal().sigma[0] == pytest.approx(MAX_SIGMA)
+
+
+def test_answers_teach_a_learner_the_level_of_the_kind() -> None:
+    learner, request = Learner(replace(tiny(), novelty=unlike())), PredictionInput("hello world", "a/one-7B")
+    assert learner.predict([request]).level is not None
+    learner.observe(request, 300)
+    assert learner.predict([request]).level is None
+
+
+def test_novelty_is_part_of_the_file_and_of_its_own_description(tmp_path: Path) -> None:
+    path = tmp_path / "new.lw"
+    write_model_file(path, CARD, replace(tiny(), novelty=unlike()).parts())
+    read = load_fast(read_model_file(path), path)
+    assert read.novelty is not None
+    assert read.novelty.spread == 0.8
+    other = replace(unlike(), centres=np.eye(3, dtype=np.float32))
+    write_model_file(path, CARD, replace(tiny(), novelty=other).parts())
+    with pytest.raises(InputError, match="novelty of another prompt description"):
+        load_fast(read_model_file(path), path)
+
+
+def test_the_packaged_file_is_wide_on_everyday_requests_and_says_that_it_was_not_trained_on_them(
+    fast: FastPredictor,
+) -> None:
+    assert fast.novelty is not None
+    asked = [PLAIN, "Suggest a slogan for a bakery that sells only rye bread."]
+    found = fast.predict(asked, [LLAMA] * 2)
+    assert found.novelty is not None
+    assert found.novelty[1] >= NOVEL > found.novelty[0]
+    assert found.marginal().sigma[1] > 1.2 * found.sigma[1]
+
+
 @pytest.mark.parametrize("requested", [True, False], ids=["with the requested size", "without it"])
 def test_a_file_of_an_earlier_release_without_stated_lengths_predicts_the_same(tmp_path: Path, requested: bool) -> None:
     absent = [*([] if requested else [COUNTED // 2 - 1, COUNTED - 1]), *range(COUNTED, FEATURES)]
@@ -352,6 +416,7 @@ def test_a_predictor_is_written_and_read_back(tmp_path: Path) -> None:
         ("tables.npz", b"nonsense"),
         ("network.npz", b""),
         ("network.npz", b"PK\x03\x04 and no more"),
+        ("novelty.npz", b"nonsense"),
         ("calibration.json", b"{"),
         ("calibration.json", json.dumps({"others": {}}).encode()),
     ],

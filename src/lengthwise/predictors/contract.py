@@ -7,7 +7,7 @@ tools named. A bare prompt is one user turn and is unchanged: predictors are tra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -96,6 +96,15 @@ class LogTPredictions(LogTColumns):
     sample_std: NDArray[np.float64]
     novelty: NDArray[np.float64] | None = None
     """How unlike the training data each prompt is, from 0 to 1; None where the predictor does not say."""
+    level: NDArray[np.float64] | None = None
+    """Spread of the log level of the kind of each prompt, which sigma does not hold; None where it is known."""
+
+    def marginal(self) -> LogTPredictions:
+        """Return the predictions of answers asked for alone: with the spread of the level in sigma.
+
+        Requests of one kind share its level, so that their order, and what a learner finds, are without it.
+        """
+        return self if self.level is None else replace(self, sigma=np.hypot(self.sigma, self.level), level=None)
 
     @classmethod
     def of(

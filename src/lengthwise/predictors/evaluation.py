@@ -204,6 +204,8 @@ def forecast(
 
 
 def _forecast_of(predictions: Predictions) -> Forecast:
+    """Return the forecast of answers asked for alone: a row is one prompt, not one of many of its kind."""
+    predictions = predictions.marginal() if isinstance(predictions, LogTPredictions) else predictions
     return Forecast.of(predictions, mean=predictions.sample_mean, std=predictions.sample_std)
 
 

@@ -26,6 +26,7 @@ from lengthwise.llm_names import UNKNOWN, identify, resolve_llm
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import Description, LogTPredictions, PredictionInput, as_inputs
 from lengthwise.predictors.model_file import ModelFile, Weights, pack_arrays, unpack_arrays
+from lengthwise.predictors.novelty import Novelty
 from lengthwise.predictors.prompt_words import (
     HEAD_CHARACTERS,
     MARKS,
@@ -36,7 +37,7 @@ from lengthwise.predictors.prompt_words import (
     split,
     words_and_pairs,
 )
-from lengthwise.predictors.stated_length import STATED, LogEstimate, stated_in, with_observations
+from lengthwise.predictors.stated_length import STATED, LogEstimate, stated_in, stated_share, with_observations
 
 Words = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -317,6 +318,8 @@ class FastNetwork(Weights):
 
 
 KIND: Final = "fast"
+NOVELTY: Final = "novelty.npz"
+"""The part of a model file that holds `Novelty`; earlier files do not have it."""
 _log = logging.getLogger(__name__)
 
 MAX_WIDENING: Final = 2.5
@@ -355,6 +358,7 @@ class _Prompt:
 
     hidden: Floats
     direct: Floats
+    oddity: float
     novelty: float
     description: Description
     observation: LogEstimate | None
@@ -367,8 +371,12 @@ class FastPredictor:
     sigma = factor * sqrt(sigma of the network^2 + widening * variance of the networks' log medians)
 
     Each network was trained without some kinds of prompts: they disagree on kinds that none has seen. The factor is
-    that of the LLM, times up to MAX_WIDENING by novelty: unknown words, unusual features, text not read. A length that
+    that of the LLM, times up to MAX_WIDENING by oddity: unknown words, unusual features, text not read. A length that
     the prompt states is a further observation (`stated_length.combined`).
+
+    The level of answers to a kind of prompts that training has not seen is a further unknown, with a variance that is
+    the one between kinds, times the prompt's novelty (`novelty`), times the squared weight of the network beside a
+    stated length. It is apart (`LogTPredictions.level`): requests of one kind share it.
 
     `levels` (usual log length) has one entry per LLM of `llms` and a last one for unknown LLMs. Thread-safe without
     a lock: two threads that meet a new LLM name at once compute the same entry.
@@ -382,6 +390,7 @@ class FastPredictor:
     calibration: Calibration
     widening: float = 0.0
     card: Mapping[str, Any] = field(default_factory=dict)
+    novelty: Novelty | None = None
     _llm_cache: dict[str, _Llm] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
@@ -409,16 +418,31 @@ class FastPredictor:
         y = y[:, :OUTPUTS]
         np.minimum(np.maximum(y, _MIN, out=y), _MAX, out=y)
         natural = np.exp(y)
-        novelty = np.array([one.novelty for one in prompts])
-        factor = np.array([llm.sigma_factor for llm in known]) * (1.0 + (MAX_WIDENING - 1.0) * novelty)
+        oddity, novelty = np.array([(one.oddity, one.novelty) for one in prompts]).T
+        factor = np.array([llm.sigma_factor for llm in known]) * (1.0 + (MAX_WIDENING - 1.0) * oddity)
         sigma = factor * np.sqrt(natural[:, 1] ** 2 + self.widening * disagreement)
         cap = np.array([one.cap for one in asked], np.float64)
         # Everything is bounded: the checks of LogTPredictions.of, a tenth of the time, are not needed.
-        sigma = np.minimum(np.maximum(sigma, NOTHING_KNOWN * novelty), MAX_SIGMA)
+        sigma = np.minimum(np.maximum(sigma, NOTHING_KNOWN * oddity), MAX_SIGMA)
         nu, mean, std = self.calibration.nu, natural[:, 2], natural[:, 3]
-        found = LogTPredictions(y[:, 0], sigma, cap, nu, sample_mean=mean, sample_std=std, novelty=novelty)
+        unlike = np.maximum(oddity, novelty)
+        found = LogTPredictions(y[:, 0], sigma, cap, nu, sample_mean=mean, sample_std=std, novelty=unlike)
         predictions = with_observations(found, [one.observation for one in prompts])
-        return predictions, [one.description for one in prompts]
+        return self._with_level(predictions, sigma, prompts), [one.description for one in prompts]
+
+    def _with_level(
+        self, predictions: LogTPredictions, network: NDArray[np.float64], prompts: Sequence[_Prompt]
+    ) -> LogTPredictions:
+        """Return the predictions with the spread between kinds; `network` is sigma without stated lengths."""
+        if self.novelty is None:
+            return predictions
+        weight = [
+            one.novelty if one.observation is None else one.novelty * (1.0 - stated_share(sigma, one.observation)) ** 2
+            for one, sigma in zip(prompts, network.tolist(), strict=True)
+        ]
+        variance = self.novelty.spread**2 * np.array(weight)
+        level = np.sqrt(np.minimum(variance, np.maximum(MAX_SIGMA**2 - predictions.sigma**2, 0.0)))
+        return replace(predictions, level=level)
 
     @property
     def reads_stated_length(self) -> bool:
@@ -430,9 +454,15 @@ class FastPredictor:
         found = terms(page.words, len(self.tables.words))
         x = self.network.standardise(self.tables.describe(page, found))
         hidden, direct = self.network.prompt(x)
-        novelty = _novelty(page, x[: min(self.tables.features, COUNTED)], text)
+        oddity = _oddity(page, x[: min(self.tables.features, COUNTED)], text)
+        novelty = 0.0 if self.novelty is None else self.novelty.of(self.topics(x))
         description = Description(found, x[: self.tables.features])
-        return _Prompt(hidden, direct, novelty, description, page.observation)
+        return _Prompt(hidden, direct, oddity, novelty, description, page.observation)
+
+    def topics(self, x: Floats) -> Floats:
+        """Return the topics in a standardised description, without the first guess, which is the last shared column."""
+        first = self.tables.features
+        return x[first : first + self.tables.pairs.shape[1] - 1]
 
     def _find_llm(self, name: str) -> _Llm:
         """Look up an LLM's name; an unknown one is logged once and gets the row trained for unknown LLMs."""
@@ -476,6 +506,7 @@ class FastPredictor:
             "calibration.json": json.dumps(self.calibration.to_json()).encode(),
             "tables.npz": pack_arrays(tables),
             "network.npz": pack_arrays({**network, **exact}),
+            **({} if self.novelty is None else {NOVELTY: pack_arrays(self.novelty.arrays())}),
         }
 
 
@@ -492,20 +523,23 @@ def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
         levels, widening = arrays["levels"], float(arrays.get("widening", [0.0])[0])
         calibration = Calibration.from_json(json.loads(file.part("calibration.json", source)))
         llms = tuple(file.part("llms.txt", source).decode().split("\n"))
+        novelty = Novelty.of_arrays(unpack_arrays(file.parts[NOVELTY])) if NOVELTY in file.parts else None
     except (IndexError, KeyError, TypeError, ValueError, EOFError, OSError, BadZipFile) as error:
         raise InputError("a part is invalid", source=source, hint="get the file again") from error
     if len(network.centre) != tables.width or len(tables.pairs) != PAIRS:
         raise InputError(
             "was trained with another prompt description", source=source, hint="train it again with this version"
         )
+    if novelty is not None and novelty.centres.shape[1] != tables.pairs.shape[1] - 1:
+        raise InputError("has a novelty of another prompt description", source=source, hint="get the file again")
     if len(levels) != len(llms) + 1:
         raise InputError("has levels of other LLMs", source=source, hint="get the file again")
     reader = Reader.of(file.part("words.txt", source).split(b"\n"))
-    return FastPredictor(reader, tables, network, llms, levels, calibration, widening, file.card)
+    return FastPredictor(reader, tables, network, llms, levels, calibration, widening, file.card, novelty)
 
 
-def _novelty(page: PromptText, features: Floats, text: str) -> float:
-    """Return how unlike the training data a prompt is, from 0 to 1.
+def _oddity(page: PromptText, features: Floats, text: str) -> float:
+    """Return how unusual a prompt is as a text, from 0 to 1.
 
     The largest of: unknown words, unusual features, digits (a prompt of token ids), text not read.
 
@@ -513,10 +547,10 @@ def _novelty(page: PromptText, features: Floats, text: str) -> float:
     """
     outlying = np.count_nonzero(np.abs(features) >= CLIP) / len(features)
     read = (HEAD_CHARACTERS + TAIL_CHARACTERS) / max(len(text), 1)
-    novelty = max(
+    oddity = max(
         (page.unknown_share - _USUAL_UNKNOWN) / (_ALL_UNKNOWN - _USUAL_UNKNOWN),
         (outlying - _USUAL_OUTLIERS) / (_ALL_OUTLYING - _USUAL_OUTLIERS),
         (float(page.features[_COUNTS + _DIGITS]) - _USUAL_DIGITS) / (_ALL_DIGITS - _USUAL_DIGITS),
         1.0 - 2.0 * read,
     )
-    return min(max(novelty, 0.0), 1.0)
+    return min(max(oddity, 0.0), 1.0)

@@ -318,9 +318,11 @@ class Learner:
         moved = np.array(scale)
         mean, std = predictions.sample_mean * moved, predictions.sample_std * moved
         nu, caps = predictions.nu, predictions.cap
+        # What answers teach first is the level of their kind.
+        level = None if self._answers or self._begins else predictions.level
         novelty = predictions.novelty
         return LogTPredictions(
-            np.array(mu), np.array(sigma), caps, nu, sample_mean=mean, sample_std=std, novelty=novelty
+            np.array(mu), np.array(sigma), caps, nu, sample_mean=mean, sample_std=std, novelty=novelty, level=level
         )
 
     def prediction(self, request: PredictionInput) -> LogT:

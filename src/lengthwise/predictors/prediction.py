@@ -120,6 +120,7 @@ def predict(
     model = loaded_once(str(chosen)) if isinstance(chosen, str | Path) else resolve_predictor(chosen)
     asked = PredictionInput(text, llm or UNKNOWN, max_tokens=max_tokens, thinking=thinking)
     found = model.predict([asked])
+    found = found.marginal() if isinstance(found, LogTPredictions) else found
     novelty = found.novelty if isinstance(found, LogTPredictions) else None
     repeated = [min(float(column[0]), asked.cap) for column in (found.sample_mean, found.sample_std)]
     mean, std = (value if math.isfinite(value) else None for value in repeated)

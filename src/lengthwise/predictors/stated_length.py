@@ -135,8 +135,14 @@ def combined(mu: float, sigma: float, seen: LogEstimate) -> LogEstimate:
     """
     stated_mu, spread = seen
     precision = spread**-2 + max(sigma, MIN_OTHER_SIGMA) ** -2
-    share, apart = spread**-2 / precision, stated_mu - mu
+    share, apart = stated_share(sigma, seen), stated_mu - mu
     return mu + share * apart, math.sqrt(1.0 / precision + share * (1.0 - share) * apart**2)
+
+
+def stated_share(sigma: float, seen: LogEstimate) -> float:
+    """Return the weight of a stated length beside a prediction, from 0 to 1."""
+    stated = seen[1] ** -2
+    return stated / (stated + max(sigma, MIN_OTHER_SIGMA) ** -2)
 
 
 def with_observations(predictions: LogTPredictions, seen: Sequence[LogEstimate | None]) -> LogTPredictions:

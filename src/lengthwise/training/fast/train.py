@@ -421,12 +421,16 @@ def fit_widening(parts: Sequence[LeftOutPairs], nu: float) -> float:
     return min(tried, key=lambda pair: abs(pair[1] - 0.9))[0]
 
 
+def held_out(train: PairTable, seed: int) -> NDArray[np.bool_]:
+    """Return which prompts calibrate; made ones do not, since their lengths are no LLM's."""
+    return np.asarray((np.random.default_rng(seed).random(len(train)) < HELD_OUT) & ~made_prompts(train))
+
+
 def calibrated(
     trainer: FastTrainer, train: PairTable, widening: float, seed: int
 ) -> tuple[FastPredictor, dict[str, Any]]:
     """Train on all but a few prompts, on which each LLM is calibrated; return the predictor and its figures."""
-    held = np.random.default_rng(seed).random(len(train)) < HELD_OUT
-    held &= ~made_prompts(train)  # their lengths are no LLM's
+    held = held_out(train, seed)
     fitted, out = replace(trainer.fit(train.take(~held), seed), widening=widening), train.take(held)
     names = [train.llms[number] for number in out.llm]
     texts = [out.texts[number] for number in out.prompt]
