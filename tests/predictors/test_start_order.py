@@ -9,9 +9,11 @@ from lengthwise.predictors.start_order import HELD_PER_RUNNING, StartOrder
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[bool, int]]:
     """Starts (True) and ends of requests; each ends after it started, and all end."""
-    events, running, started = [], [], 0
+    events: list[tuple[bool, int]] = []
+    running: list[int] = []
+    started = 0
     for _ in range(draw(st.integers(0, 120))):
-        if running and draw(st.booleans()):
+        if bool(running) and draw(st.booleans()):
             events.append((False, running.pop(draw(st.integers(0, len(running) - 1)))))
         else:
             running.append(started)
