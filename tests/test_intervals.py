@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.intervals import draw_counts, draw_rows, interval, over_pairs, over_requests, over_seeds
+from lengthwise.intervals import (
+    draw_counts,
+    draw_rows,
+    interval,
+    over_pairs,
+    over_requests,
+    over_seeds,
+    share_change_over_seeds,
+)
 
 positive = st.floats(0.01, 1e4)
 
@@ -90,3 +98,9 @@ def test_rows_and_counts_give_the_interval_of_the_same_mean() -> None:
 
 def test_an_interval_of_90_percent_leaves_a_twentieth_at_each_end() -> None:
     assert interval(np.linspace(0, 1, 101), 0.9) == pytest.approx((0.05, 0.95))
+
+
+def test_a_change_of_a_share_is_at_most_everything() -> None:
+    change = share_change_over_seeds([0.9, 0.2], [0.1, 0.3])
+    assert (change.low, change.high) == (-1.0, 1.0)
+    assert change.change == pytest.approx(0.35)

@@ -151,7 +151,7 @@ def share_change_over_seeds(ours: Sequence[float], base: Sequence[float]) -> Sha
         return ShareChange(share, other, math.nan, math.nan)
     scale = special.stdtrit(len(ours) - 1, (1 + LEVEL) / 2) / math.sqrt(len(ours))
     half_width = float(scale * difference.std(ddof=1))
-    return ShareChange(share, other, middle - half_width, middle + half_width)
+    return ShareChange(share, other, max(-1.0, middle - half_width), min(1.0, middle + half_width))
 
 
 class _Figure:
