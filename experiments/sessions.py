@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from experiments.study import Run, SeededGrid, Study, table_of
 from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.policies import Fcfs, Job
-from lengthwise.policies.protocol import Rounds, Slots, one_slot
+from lengthwise.policies.protocol import Policy, Rounds, Slots, one_slot
 from lengthwise.policies.wrappers import RoundsWrapper
 from lengthwise.prefixes import BLOCK_TOKENS
 from lengthwise.reports.tables import Table
@@ -159,7 +159,7 @@ def sessions_seed(workload: str, load: float, seed: int, grid: SessionsGrid) -> 
     predictions = predict_workload(requests, grid.predictor, seed=seed)
     rest = rest_of_sessions(requests)
     error = np.exp(_REST_ERROR * np.random.default_rng(seed).standard_normal(len(rest)))
-    policies = {
+    policies: dict[str, Policy] = {
         ALONE: Fcfs(),
         ATTAINED: LeastAttained(Fcfs()),
         TRUE_REST: LeastRest(Fcfs(), rest),
@@ -250,7 +250,7 @@ STUDY: Study[SessionsGrid, list[SessionTimes]] = Study(
     source="CASTILLO, ReAct",
     grid=SessionsGrid(),
     quick=SessionsGrid(seeds=2, requests=600, loads=(1.1,)),
-    minutes=(12, 0.5),
+    minutes=(7, 0.5),
     measure=measure,
     tables=tables,
     answer=answer,
