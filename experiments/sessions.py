@@ -148,7 +148,7 @@ def castillo_turns(requests: int, seed: int) -> Workload:
 
 
 def sessions_seed(workload: str, load: float, seed: int, grid: SessionsGrid) -> dict[str, Any]:
-    """Simulate all policies on one seed: mean, p50 and p99 of the time of a session, in seconds."""
+    """Simulate all policies on one seed: mean, p50 and p99 of the time of a session (s), and the cached share."""
     fleet = Fleet.parse("llama-3-8b@a100").limited_to(max_num_seqs=grid.slots)
     if workload == "CASTILLO turns":
         requests = castillo_turns(grid.requests, seed)
@@ -168,8 +168,9 @@ def sessions_seed(workload: str, load: float, seed: int, grid: SessionsGrid) -> 
     found = {}
     for label in ("fcfs", *grid.policies):
         offered = requests.replace(arrival_s=_APART * requests.arrival_s) if label == ALONE else requests
-        times = simulate(offered, fleet, policies.get(label, label), predictor=predictions).summary.session_s
-        found[label] = [times.mean, times.p50, times.p99]
+        outcome = simulate(offered, fleet, policies.get(label, label), predictor=predictions)
+        times, cached = outcome.summary.session_s, outcome.cached_tokens.sum() / requests.input_tokens.sum()
+        found[label] = [times.mean, times.p50, times.p99, float(cached)]
     return found
 
 
@@ -178,6 +179,7 @@ class SessionTimes:
     """A policy on a workload at a load, over seeds; mean and p50: FCFS over the policy, p99: the policy over FCFS.
 
     `share`: of the seconds that the true rest saves of the mean, those that the policy saves; NaN where it saves none.
+    `cached`: of the tokens of prompts, those in the prefix cache.
     """
 
     workload: str
@@ -188,6 +190,7 @@ class SessionTimes:
     p50: Ratio
     p99: Ratio
     share: float
+    cached: float
 
 
 def _share(fcfs: float, policy: float, true_rest: float) -> float:
@@ -207,7 +210,8 @@ def measure(run: Run, grid: SessionsGrid) -> list[SessionTimes]:
                 ours = np.transpose([each[label] for each in runs]).tolist()
                 ratios = over_seeds(base[0], ours[0]), over_seeds(base[1], ours[1]), over_seeds(ours[2], base[2])
                 seconds, share = float(np.mean(ours[0])), _share(float(np.mean(base[0])), float(np.mean(ours[0])), best)
-                found.append(SessionTimes(workload, load, label, seconds, *ratios, share))
+                cached = float(np.mean(ours[3]))
+                found.append(SessionTimes(workload, load, label, seconds, *ratios, share, cached))
     return found
 
 
@@ -220,10 +224,12 @@ def tables(found: list[SessionTimes]) -> list[Table]:
         ("mean, gain", lambda at: at.mean),
         ("p50, gain", lambda at: at.p50),
         ("p99", lambda at: at.p99),
+        ("cached", lambda at: f"{at.cached:.0%}"),
         ("of true rest", lambda at: "-" if math.isnan(at.share) else f"{at.share:.0%}"),
     ]
     notes = [
         "Gains: FCFS over the policy; p99: the policy over FCFS; 95 % intervals over seeds.",
+        "Cached: of the tokens of prompts, those in the prefix cache.",
         "Of true rest: of the seconds that the true rest saves of the mean, those that the policy saves.",
     ]
     return [

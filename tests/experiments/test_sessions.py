@@ -69,7 +69,7 @@ def test_alone_no_session_waits_and_the_true_rest_lies_between() -> None:
 def test_there_is_a_table_for_each_workload_and_an_answer_for_each_load() -> None:
     ratio = Ratio(1.2, 1.1, 1.3)
     found = [
-        SessionTimes(workload, 1.1, policy, 9.0, ratio, ratio, ratio, 0.4)
+        SessionTimes(workload, 1.1, policy, 9.0, ratio, ratio, ratio, 0.4, 0.9)
         for workload in ("CASTILLO turns", "ReAct agents")
         for policy in ("fcfs", ATTAINED, "sessions(fcfs)")
     ]
