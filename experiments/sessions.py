@@ -5,21 +5,27 @@ predictions (log error 0.7 of each turn's length) for every policy of a seed. CA
 on average 1, 2, 4, 8 and 16 turns (geometric), each as many sessions, a prompt of CASTILLO's test part per turn with
 the lengths of Llama-3.1-8B cut at 2,048, 2 s of thinking. ReAct: `lengthwise.workloads.react_sessions`, 1 s of a tool.
 How many turns are to come is not known: `sessions` learns it by kind.
+
+What is possible: the same sessions 20 times as far apart, so that no one waits for another ("alone"), and two orders
+that know the turns to come: the tokens of the session's rest, and those with a log error of 0.7 at each turn. They are
+not aged. Above load 1 the queue grows while sessions arrive, so the gain grows with the number of requests.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from experiments.study import Run, SeededGrid, Study, table_of
 from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.policies import Fcfs, Job
-from lengthwise.policies.protocol import Rounds, Slots, one_slot
+from lengthwise.policies.protocol import Policy, Rounds, Slots, one_slot
 from lengthwise.policies.wrappers import RoundsWrapper
 from lengthwise.prefixes import BLOCK_TOKENS
 from lengthwise.reports.tables import Table
@@ -28,7 +34,10 @@ from lengthwise.workloads import Workload, castillo_workload, into_sessions, loa
 
 TURNS: Final = (1, 2, 4, 8, 16)
 """Mean turns of the kinds of agents of CASTILLO turns."""
+ALONE, TRUE_REST, NOISY_REST = "alone", "true rest", "true rest, log error 0.7"
 ATTAINED: Final = "least attained service"
+_APART: Final = 20.0  # times the time between sessions, where they are alone
+_REST_ERROR: Final = 0.7
 _TOKENS_PER_ROUND: Final = 16
 
 
@@ -65,17 +74,61 @@ class LeastAttained(RoundsWrapper):
         return self.make_rounds()
 
 
+@dataclass(slots=True)
+class _Rest:
+    """Rounds by the rest of a session, known by row; nothing is aged."""
+
+    rest: NDArray[np.float64]
+
+    def enter(self, job: Job) -> int:
+        return int(self.rest[int(job.id)]) // _TOKENS_PER_ROUND
+
+    def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
+        return round_number
+
+    def admitted(self, round_number: int) -> None:
+        """Do nothing."""
+
+    def finished(self, job: Job) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class LeastRest(RoundsWrapper):
+    """The session with the least rest first, known beforehand: what `sessions` predicts."""
+
+    rest: NDArray[np.float64]
+
+    def make_rounds(self) -> Rounds:
+        """Return the rest by row."""
+        return _Rest(self.rest)
+
+    def rounds(self, slots: Slots = one_slot) -> Rounds:
+        """Return the rest by row: the inner policy has no rounds."""
+        return self.make_rounds()
+
+
+def rest_of_sessions(workload: Workload) -> NDArray[np.float64]:
+    """Return the answer tokens of each turn and of those of its session after it, by row."""
+    rest = workload.output_tokens.astype(np.float64)
+    for row in range(len(workload) - 1, -1, -1):
+        following = workload.next_turn[row]
+        if following >= 0:
+            rest[row] += rest[following]
+    return rest
+
+
 @dataclass(frozen=True)
 class SessionsGrid(SeededGrid):
     """Seeds, requests, loads and policies."""
 
     seeds: int = 5
-    requests: int = 4000
+    requests: int = 10_000
     workloads: tuple[str, ...] = ("CASTILLO turns", "ReAct agents")
     loads: tuple[float, ...] = (0.95, 1.1)
     slots: int = 16
     predictor: str = "noisy:log=0.7"
-    policies: tuple[str, ...] = ("lengthwise", "sjf", ATTAINED, "sessions(fcfs)")
+    policies: tuple[str, ...] = ("lengthwise", ATTAINED, "sessions(fcfs)", NOISY_REST, TRUE_REST, ALONE)
 
 
 def castillo_turns(requests: int, seed: int) -> Workload:
@@ -95,7 +148,7 @@ def castillo_turns(requests: int, seed: int) -> Workload:
 
 
 def sessions_seed(workload: str, load: float, seed: int, grid: SessionsGrid) -> dict[str, Any]:
-    """Simulate all policies on one seed: mean, p50 and p99 of the time of a session, in seconds."""
+    """Simulate all policies on one seed: mean, p50 and p99 of the time of a session (s), and the cached share."""
     fleet = Fleet.parse("llama-3-8b@a100").limited_to(max_num_seqs=grid.slots)
     if workload == "CASTILLO turns":
         requests = castillo_turns(grid.requests, seed)
@@ -104,17 +157,30 @@ def sessions_seed(workload: str, load: float, seed: int, grid: SessionsGrid) -> 
     rate = load * measure_capacity(requests, fleet).requests_per_s
     requests = requests.replace(arrival_s=requests.arrival_s / (rate / requests.rate))
     predictions = predict_workload(requests, grid.predictor, seed=seed)
+    rest = rest_of_sessions(requests)
+    error = np.exp(_REST_ERROR * np.random.default_rng(seed).standard_normal(len(rest)))
+    policies: dict[str, Policy] = {
+        ALONE: Fcfs(),
+        ATTAINED: LeastAttained(Fcfs()),
+        TRUE_REST: LeastRest(Fcfs(), rest),
+        NOISY_REST: LeastRest(Fcfs(), rest * error),
+    }
     found = {}
     for label in ("fcfs", *grid.policies):
-        policy = LeastAttained(Fcfs()) if label == ATTAINED else label
-        times = simulate(requests, fleet, policy, predictor=predictions).summary.session_s
-        found[label] = [times.mean, times.p50, times.p99]
+        offered = requests.replace(arrival_s=_APART * requests.arrival_s) if label == ALONE else requests
+        outcome = simulate(offered, fleet, policies.get(label, label), predictor=predictions)
+        times, cached = outcome.summary.session_s, outcome.cached_tokens.sum() / requests.input_tokens.sum()
+        found[label] = [times.mean, times.p50, times.p99, float(cached)]
     return found
 
 
 @dataclass(frozen=True)
 class SessionTimes:
-    """A policy on a workload at a load, over seeds; mean and p50: FCFS over the policy, p99: the policy over FCFS."""
+    """A policy on a workload at a load, over seeds; mean and p50: FCFS over the policy, p99: the policy over FCFS.
+
+    `share`: of the seconds that the true rest saves of the mean, those that the policy saves; NaN where it saves none.
+    `cached`: of the tokens of prompts, those in the prefix cache.
+    """
 
     workload: str
     load: float
@@ -123,6 +189,12 @@ class SessionTimes:
     mean: Ratio
     p50: Ratio
     p99: Ratio
+    share: float
+    cached: float
+
+
+def _share(fcfs: float, policy: float, true_rest: float) -> float:
+    return (fcfs - policy) / (fcfs - true_rest) if fcfs > true_rest else math.nan
 
 
 def measure(run: Run, grid: SessionsGrid) -> list[SessionTimes]:
@@ -133,10 +205,13 @@ def measure(run: Run, grid: SessionsGrid) -> list[SessionTimes]:
             calls = [(workload, load, seed, grid) for seed in range(grid.seeds)]
             runs = run.each(f"{workload}, load {load}", sessions_seed, calls)
             base = np.transpose([each["fcfs"] for each in runs]).tolist()
+            best = float(np.mean([each[TRUE_REST][0] for each in runs])) if TRUE_REST in grid.policies else math.nan
             for label in ("fcfs", *grid.policies):
                 ours = np.transpose([each[label] for each in runs]).tolist()
                 ratios = over_seeds(base[0], ours[0]), over_seeds(base[1], ours[1]), over_seeds(ours[2], base[2])
-                found.append(SessionTimes(workload, load, label, float(np.mean(ours[0])), *ratios))
+                seconds, share = float(np.mean(ours[0])), _share(float(np.mean(base[0])), float(np.mean(ours[0])), best)
+                cached = float(np.mean(ours[3]))
+                found.append(SessionTimes(workload, load, label, seconds, *ratios, share, cached))
     return found
 
 
@@ -149,8 +224,14 @@ def tables(found: list[SessionTimes]) -> list[Table]:
         ("mean, gain", lambda at: at.mean),
         ("p50, gain", lambda at: at.p50),
         ("p99", lambda at: at.p99),
+        ("cached", lambda at: f"{at.cached:.0%}"),
+        ("of true rest", lambda at: "-" if math.isnan(at.share) else f"{at.share:.0%}"),
     ]
-    notes = ["Gains: FCFS over the policy; p99: the policy over FCFS; 95 % intervals over seeds."]
+    notes = [
+        "Gains: FCFS over the policy; p99: the policy over FCFS; 95 % intervals over seeds.",
+        "Cached: of the tokens of prompts, those in the prefix cache.",
+        "Of true rest: of the seconds that the true rest saves of the mean, those that the policy saves.",
+    ]
     return [
         table_of(name, [at for at in found if at.workload == name], columns, notes, lambda at: at.load)
         for name in dict.fromkeys(at.workload for at in found)
@@ -160,7 +241,11 @@ def tables(found: list[SessionTimes]) -> list[Table]:
 def answer(found: list[SessionTimes]) -> str:
     """The gain of `sessions` on each workload at each load."""
     ours = [at for at in found if at.policy.startswith("sessions")]
-    parts = [f"{at.workload}, load {at.load:g}: {at.mean.ratio:.2f}x at p99 {at.p99.ratio:.2f}" for at in ours]
+    parts = [
+        f"{at.workload}, load {at.load:g}: {at.mean.ratio:.2f}x at p99 {at.p99.ratio:.2f}"
+        + ("" if math.isnan(at.share) else f", {at.share:.0%} of what the true rest saves")
+        for at in ours
+    ]
     return f"Mean time of a session, FCFS over sessions: {'; '.join(parts)}."
 
 
@@ -171,7 +256,7 @@ STUDY: Study[SessionsGrid, list[SessionTimes]] = Study(
     source="CASTILLO, ReAct",
     grid=SessionsGrid(),
     quick=SessionsGrid(seeds=2, requests=600, loads=(1.1,)),
-    minutes=(5, 0.5),
+    minutes=(7, 0.5),
     measure=measure,
     tables=tables,
     answer=answer,

@@ -166,7 +166,7 @@ class Sessions(RoundsWrapper):
     round = (A + weight * min(rest, most)) // 16      (tokens per slot)
     rest  = E[length] of this turn + E[turns to come] * E[length of a turn]
     A     = work that arrived before it / slots; the work of a turn is its E[length], from 1 token to `most`
-    weight = 2; most = 8,192 tokens. In one round, the inner policy decides.
+    weight = 4; most = 8,192 tokens. In one round, the inner policy decides.
 
     Turns to come after the k-th: (sessions seen with a turn j, over all j > k) / (sessions seen with a turn k), of the
     tenant's sessions of this template; a template begins with 4 sessions of its tenant's, a tenant with 1 turn to come.
@@ -185,7 +185,7 @@ class Sessions(RoundsWrapper):
 
     kind = "sessions"
 
-    weight: float = parameter(2.0, minimum=0.0, maximum=64.0)
+    weight: float = parameter(4.0, minimum=0.0, maximum=64.0)
     most: float = parameter(8192.0, minimum=1.0, maximum=131_072.0)
 
     @property
