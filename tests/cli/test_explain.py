@@ -9,7 +9,10 @@ from typer.testing import CliRunner, Result
 
 from lengthwise.cli import app
 
-SIMULATE = ("simulate", "castillo", "--fleet", "3*llama-3-8b@a100", "--max-num-seqs", "4", "--requests", "40")
+SIMULATE = (
+    *("simulate", "castillo", "--policy", "fcfs", "--fleet", "3*llama-3-8b@a100", "--max-num-seqs", "4"),
+    *("--requests", "40"),
+)
 
 
 def invoke(*arguments: str) -> Result:

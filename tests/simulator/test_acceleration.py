@@ -12,7 +12,8 @@ import pytest
 
 from lengthwise import compiled
 from lengthwise.simulator import acceleration
-from lengthwise.simulator.acceleration import kernel_fingerprint, worth_compiling
+from lengthwise.simulator.acceleration import worth_compiling
+from lengthwise.simulator.kernel.sources import kernel_fingerprint
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lengthwise.simulator import acceleration, predict_workload
-from lengthwise.simulator.kernel import records
+from lengthwise.simulator import predict_workload
+from lengthwise.simulator.kernel import records, sources
 from lengthwise.simulator.traffic import Traffic
 from lengthwise.version import ROOT
 from tests.simulator.builders import requests
@@ -26,21 +26,21 @@ def test_the_fingerprint_of_the_cache_depends_on_every_source_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numba checks one file to validate its cache; the fingerprint covers all."""
-    for source in acceleration.kernel_sources():
+    for source in sources.kernel_sources():
         copy = tmp_path / source.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(source.read_bytes())
-    monkeypatch.setattr(acceleration, "ROOT", tmp_path)
-    fingerprint = acceleration.kernel_fingerprint.__wrapped__
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
+    fingerprint = sources.kernel_fingerprint.__wrapped__
     before = fingerprint()
-    assert before == acceleration.kernel_fingerprint()
+    assert before == sources.kernel_fingerprint()
     with (tmp_path / "simulator" / "kernel" / "memory.py").open("a") as stream:
         stream.write("# another line")
     assert fingerprint() != before
 
 
 def test_the_fingerprint_covers_the_kernel_the_policies_and_what_both_import() -> None:
-    names = {str(source.relative_to(ROOT)) for source in acceleration.kernel_sources()}
+    names = {str(source.relative_to(ROOT)) for source in sources.kernel_sources()}
     assert {"simulator/kernel/loop.py", "policies/lengthwise.py", "simulator/costs.py", "lengths/log_t.py"} < names
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,19 +135,23 @@ class Race:
         """Seconds since the race began."""
         return time.perf_counter() - self._began
 
-    async def run(self, *, once: bool) -> None:
-        """Run a race, and another whenever `restart` is called, unless `once`."""
+    async def __aenter__(self) -> Self:
+        """Open the connections to the gateways; before that there are no frames."""
         for side in self.sides:
             await side.client.open()
-        try:
-            while True:
-                await self._lap()
-                if self.state == "ended" and once:
-                    return
-                await self._again.wait()
-        finally:
-            for side in self.sides:
-                await side.client.close()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for side in self.sides:
+            await side.client.close()
+
+    async def run(self, *, once: bool) -> None:
+        """Run a race, and another whenever `restart` is called, unless `once`."""
+        while True:
+            await self._lap()
+            if self.state == "ended" and once:
+                return
+            await self._again.wait()
 
     async def _lap(self) -> None:
         self._again.clear()

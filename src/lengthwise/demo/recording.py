@@ -36,7 +36,6 @@ _FASTER: Final = 2.0  # it plays, than the race was
 _LAST_S: Final = 5.0  # of the verdict
 _QUALITY: Final = 40
 _ANSWERS_IN_S: Final = 60.0
-_OPENS_IN_S: Final = 10.0
 # The browser reads file 3 and writes file 4.
 _START: Final = (
     "import os, sys; r, w, *run = sys.argv[1:]; os.dup2(int(r), 3); os.dup2(int(w), 4); os.execv(run[0], run)"
@@ -161,16 +160,9 @@ class _Chromium:
         await self.call("Emulation.setDeviceMetricsOverride", **size)
         dark = [{"name": "prefers-color-scheme", "value": "dark"}]
         await self.call("Emulation.setEmulatedMedia", features=dark)
-        until = time.monotonic() + _ANSWERS_IN_S
-        while time.monotonic() < until:
-            # A new browser on a busy machine may still load its blank page, and drop this one.
-            await self.call("Page.navigate", url=url)
-            again = time.monotonic() + _OPENS_IN_S
-            while time.monotonic() < again:
-                if await self.evaluate("typeof state === 'object' && Boolean(state.frame)"):
-                    return
-                await asyncio.sleep(0.1)
-        raise self._failed()
+        await self.call("Page.navigate", url=url)
+        while not await self.evaluate("typeof state === 'object' && Boolean(state.frame)"):
+            await asyncio.sleep(0.1)
 
     async def evaluate(self, script: str) -> Any:
         """Return the value of a script."""

@@ -202,7 +202,7 @@ async def _run(
             (gateway,) = [stack.enter_context(contextlib.closing(each)) for each in listen(1)]
             await stack.enter_async_context(_serving(create_app(config), [gateway]))
             urls.append(f"http://{_LOCAL}:{gateway.getsockname()[1]}")
-        race = Race(traffic, urls, token, policy, seconds_s)
+        race = await stack.enter_async_context(Race(traffic, urls, token, policy, seconds_s))
         page = DemoPage(race)
         url = f"http://{_LOCAL}:{sock.getsockname()[1]}/"
         await stack.enter_async_context(_serving(page.app(), [sock]))

@@ -6,7 +6,6 @@ import logging
 import os
 from contextlib import suppress
 from functools import cache
-from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +15,9 @@ from lengthwise.cache import cache_home
 from lengthwise.policies import Policy
 from lengthwise.simulator.engine import FleetEngines, ReadableGroup
 from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.kernel.sources import kernel_fingerprint
 from lengthwise.simulator.traffic import Traffic
-from lengthwise.version import ROOT, install_line
+from lengthwise.version import install_line
 
 NOT_ACCELERATED: Final = (
     "numba is not installed: simulating with the readable engine, which is some hundred times slower "
@@ -29,10 +29,6 @@ _RUN_TOKENS: Final = 2_000_000
 """Answer tokens that the readable engine simulates in less than half the CPU time that compiling takes."""
 _RENTED_TOKENS: Final = 5_000_000
 """Those that it has simulated when compiling would have cost no more."""
-_SOURCES: Final = (
-    "policies/*.py", "simulator/kernel/*.py", "simulator/costs.py", "simulator/outcome.py", "simulator/traffic.py",
-    "lengths/log_t.py", "prefixes.py",
-)  # fmt: skip
 
 
 def engine_group(
@@ -56,17 +52,6 @@ def accelerated() -> bool:
         logging.getLogger(__name__).warning(NOT_ACCELERATED)
         return False
     return True
-
-
-def kernel_sources() -> list[Path]:
-    """Return the files that the compiled engine is made of."""
-    return sorted(source for pattern in _SOURCES for source in ROOT.glob(pattern))
-
-
-@cache
-def kernel_fingerprint() -> int:
-    """Return a number for all sources of the compiled engine and of the policies in it."""
-    return int.from_bytes(sha256(b"".join(source.read_bytes() for source in kernel_sources())).digest()[:7], "big")
 
 
 def worth_compiling(tokens: int) -> bool:

@@ -32,12 +32,12 @@ from lengthwise.policies.ontime import OnTime
 from lengthwise.policies.preemptive import Gittins, Srpt
 from lengthwise.policies.slo import Slo
 from lengthwise.simulator import costs
-from lengthwise.simulator.acceleration import kernel_fingerprint
 from lengthwise.simulator.engine import EngineEvent, FleetEngines, policy_calls
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.kernel import loop, memory
 from lengthwise.simulator.kernel import records as r
 from lengthwise.simulator.kernel.records import Record
+from lengthwise.simulator.kernel.sources import kernel_fingerprint
 from lengthwise.simulator.outcome import MAX_SAMPLES, SAMPLE, SAMPLE_EVERY_S, EngineOutcome, Timeline
 from lengthwise.simulator.traffic import JobTable, Records, Rows, Table, Traffic, block_ratio
 
