@@ -1,4 +1,4 @@
-"""What every host and command does unless it is told otherwise: what is simulated and planned is what is served."""
+"""The defaults of every host and command: what is simulated and planned is what is served."""
 
 from __future__ import annotations
 
