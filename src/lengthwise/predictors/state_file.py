@@ -99,6 +99,8 @@ class StateFile:
             about = json.loads(parts.pop(_ABOUT))
             if int(about["format"]) > FORMAT:
                 raise InputError(f"has format {about['format']}, newer than {FORMAT}")
+            if len(parts) != about.get("parts", len(parts)):  # the archive's directory has no checksum
+                raise InputError(f"has {len(parts)} parts of {about['parts']}")
             return Kept(str(about["predictor"]), parts)
         except FileNotFoundError:
             return Kept()
@@ -128,7 +130,7 @@ class StateFile:
     def write(self, kept: Kept) -> None:
         """Replace the file; its folder is made, for its owner only, where it is missing."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = json.dumps({"format": FORMAT, "predictor": kept.predictor}).encode()
+        about = json.dumps({"format": FORMAT, "predictor": kept.predictor, "parts": len(kept.parts)}).encode()
         with atomic_path(self.path, mode=0o600) as new, zipfile.ZipFile(new, "w", zipfile.ZIP_STORED) as archive:
             for name, part in {_ABOUT: about, **kept.parts}.items():
                 archive.writestr(name, part)
