@@ -95,7 +95,7 @@ class TokenBucket:
 
 
 class Claims:
-    """What the lengths that a tenant declares are worth: they count once four held, and while half of the recent ones do.
+    """What the lengths that a tenant declares are worth: they count once four held, while half of the recent ones do.
 
     share = held / (4 + finished)           finished ones fade: each counts 1 - 1/32 of the one after it
     A claim does not hold if the answer has more than twice the tokens, and more than 16. One that is too large harms
