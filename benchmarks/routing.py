@@ -1,4 +1,4 @@
-"""CPU time of a routing decision: `python -m benchmarks.routing [--quick] [--write]`.
+"""CPU time of a routing decision: `python -m benchmarks.routing [--quick] [--write | --rates]`.
 
 Microseconds of CPU time, less the cost of reading the clock: of hashing a prompt of 2,000 tokens, and of one choice
 with all its work (look-up, cost, update). Prompts share 29 of their 31 blocks with one of the prefixes, all of them
@@ -9,6 +9,9 @@ Last, the time of each router per request of the paper's ReAct traffic (10 workl
 per second for 30 s), with 4 to 32 engines: the mean of the choice and of all later events of the request, in the better
 of two rounds. `--write` measures only that and writes the times that `lengthwise simulate` charges each router
 (src/lengthwise/simulator/routing_times.json).
+
+`--rates` measures E2 and least_outstanding at 8 to 128 requests per second, lengths of 150, with 4, 8 and 32 engines:
+the overheads that the text on figure 1C of length-aware Preble reports.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks import Figure, cpu_microseconds, options
-from experiments.routing import VARIED, React
+from experiments.routing import FIXED, VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
 from lengthwise.prefixes import BLOCK_TOKENS, hash_tokens
@@ -38,6 +41,7 @@ RATE_PER_ENGINE = 4.0
 ROUNDS = 3
 REACT_ENGINES = (4, 8, 16, 32)
 REACT_RATE, REACT_S, REACT_ROUNDS = 128.0, 30.0, 2
+PAPER_RATES, PAPER_ENGINES = (8.0, 16.0, 32.0, 64.0, 128.0), (4, 8, 32)
 
 
 @dataclass(frozen=True)
@@ -133,10 +137,10 @@ class TimedRouter:
         self.calls += 1
 
 
-def per_request(spec: str, engines: int, requests: int) -> float:
+def per_request(spec: str, engines: int, requests: int, *, lengths: str = VARIED, rate: float = REACT_RATE) -> float:
     """Return the microseconds of a router per request of the paper's traffic, for its choice and its events."""
-    workload = React(VARIED, requests).draws(own_arrivals=False, slots=0)(0)
-    workload = workload.replace(arrival_s=workload.arrival_s / REACT_RATE)
+    workload = React(lengths, requests).draws(own_arrivals=False, slots=0)(0)
+    workload = workload.replace(arrival_s=workload.arrival_s / rate)
     fleet = Fleet.parse(f"{engines}*mistral-7b@a6000")
     timed = TimedRouter(spec)
     simulate(workload, fleet, "fcfs", router=timed, predictor="oracle")
@@ -159,6 +163,24 @@ def on_react(*, quick: bool) -> dict[str, dict[str, float]]:
     return found
 
 
+def by_rate(*, quick: bool) -> None:
+    """Measure and print the overheads of figure 1C's text."""
+    print(f"microseconds for a request of ReAct traffic, lengths {FIXED}, {REACT_S:g} s, by requests/s")
+    print(f"{'engines':>7} {'router':<20}" + "".join(f"{rate:>10g}" for rate in PAPER_RATES))
+    for spec in ("e2", "least_outstanding"):
+        per_request(spec, 2, 100)  # compile or load the kernels
+    for engines in PAPER_ENGINES:
+        for spec in ("e2", "least_outstanding"):
+            took = [
+                min(
+                    per_request(spec, engines, int(rate * REACT_S) // (4 if quick else 1), lengths=FIXED, rate=rate)
+                    for _ in range(REACT_ROUNDS)
+                )
+                for rate in PAPER_RATES
+            ]
+            print(f"{engines:>7} {spec:<20}" + "".join(f"{us:>10,.1f}" for us in took), flush=True)
+
+
 def write(us: dict[str, dict[str, float]]) -> None:
     """Write the times that routers are charged."""
     measured_times = {
@@ -172,8 +194,11 @@ def write(us: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> None:
-    given = options(__doc__, quick=False, write=False)
+    given = options(__doc__, quick=False, write=False, rates=False)
     quick = given.quick
+    if given.rates:
+        by_rate(quick=quick)
+        return
     if given.write:
         write(on_react(quick=quick))
         return
