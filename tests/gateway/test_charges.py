@@ -224,7 +224,7 @@ def test_claims_that_hold_are_never_lost_and_wrong_ones_always_are(claims: list[
     for claimed, tokens, cut in claims:
         mixed.observe(claimed, tokens, censored=cut)
         right.observe(tokens, min(tokens, claimed), censored=cut)
-    assert right.count
+    assert right.count == (sum(not cut for _, _, cut in claims) >= 4), "four that held, and none is lost again"
     for _ in range(40):
         mixed.observe(1, 400, censored=False)
     assert not mixed.count
@@ -264,4 +264,27 @@ async def test_right_claims_count_after_many_requests(
     with gateway(engine_url, keys=file) as url:
         for _ in range(20):
             assert await ask(http, url, key, hinted("a", 40)) == 200
-        assert await metric(http, url, 'lengthwise_predictions_total{source="hint"}') == 20
+        assert await metric(http, url, 'lengthwise_predictions_total{source="hint"}') == 16, (
+            "the first four are compared"
+        )
+
+
+async def test_a_first_burst_of_false_claims_gains_nothing(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.json"
+    liar = add_key(file, "liar", {"may_declare_length": True})
+    other = add_key(file, "other", {})
+    wrong = body("liar", 400, nvext={"agent_hints": {"osl": 1}})
+    with gateway(engine_url, keys=file, in_flight=1, policy="sjf", predictor="none") as url:
+        engine.gate.clear()
+        calls = [asyncio.create_task(ask(http, url, other, body("other", 400)))]
+        await until_true(lambda: engine.running == 1)
+        calls += [asyncio.create_task(ask(http, url, other, body("other", 400))) for _ in range(10)]
+        await until_waiting(http, url, 10)
+        calls += [asyncio.create_task(ask(http, url, liar, wrong)) for _ in range(10)]
+        await until_waiting(http, url, 20)
+        engine.gate.set()
+        assert await asyncio.gather(*calls) == [200] * 21
+    names = engine.names()
+    assert names.index("liar") >= 11, f"claims of 1 token that nobody has seen hold ran first: {names}"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lengthwise.gateway.bodies import CompletionBody, parse
 from lengthwise.gateway.keys import add_key
 from tests.gateway.engine import StandIn
-from tests.gateway.helpers import PLAIN, body, gateway, metric
+from tests.gateway.helpers import PLAIN, body, gateway, hinted, metric
 
 DECLARED: dict[str, Any] = {
     "priority": -5,
@@ -76,15 +76,17 @@ async def test_declared_priority_and_length_count_if_the_key_permits_them(
     key = add_key(file, "team-a", {"may_set_priority": may, "may_declare_length": may, "priority": 7})
     headers = {"authorization": f"Bearer {key}"}
     with gateway(engine_url, keys=file, policy="sjf", classes={"x": {}}) as url:
-        async with http.post(url + PLAIN, json={**body(), **DECLARED}, headers=headers) as response:
-            assert response.status == 200
+        proof = [hinted("proof", 20)] * 4  # what a tenant declares counts once four of its answers have shown it
+        for sent in [*proof, {**body(), **DECLARED}]:
+            async with http.post(url + PLAIN, json=sent, headers=headers) as response:
+                assert response.status == 200
         async with http.post(
             url + "/v1/embeddings", json={"model": "stand-in", "priority": 3}, headers=headers
         ) as other:
             assert other.status == 200
         assert await metric(http, url, 'lengthwise_predictions_total{source="hint"}') == may
-    assert engine.bodies[0].get("priority") == (-5 if may else None)
-    assert ("length_mu" in engine.bodies[0]["vllm_xargs"]) == may
+    assert engine.bodies[-1].get("priority") == (-5 if may else None)
+    assert ("length_mu" in engine.bodies[-1]["vllm_xargs"]) == may
     assert json.loads(engine.others[0][2]).get("priority") == (3 if may else None)
 
 

@@ -255,6 +255,8 @@ async def test_tokens_are_charged_by_prediction_and_corrected_by_the_answer(
     engine.lengths["a"] = 5
     hint = {"nvext": {"agent_hints": {"osl": 900}}}
     with gateway(engine_url, keys=file) as url:
+        for _ in range(4):  # what a tenant declares counts once four of its answers have shown it
+            assert (await ask(http, url, key, tokens=900, **hint))[0] == 200
         engine.gate.clear()
         held = asyncio.create_task(ask(http, url, key, tokens=900, **hint))
         await until_true(lambda: engine.running == 1)
@@ -265,10 +267,10 @@ async def test_tokens_are_charged_by_prediction_and_corrected_by_the_answer(
         assert (await held)[0] == 200
         status, _, headers = await ask(http, url, key, tokens=900, **hint)
         assert status == 200, "the first answer had 5 tokens, not 900"
-        assert await metric(http, url, 'lengthwise_tenant_tokens_total{tenant="team-a"}') == 12
+        assert await metric(http, url, 'lengthwise_tenant_tokens_total{tenant="team-a"}') == 36
         engine.mode = "error"
         assert (await ask(http, url, key, tokens=3))[0] == 500
-        assert await metric(http, url, 'lengthwise_tenant_tokens_total{tenant="team-a"}') == 12
+        assert await metric(http, url, 'lengthwise_tenant_tokens_total{tenant="team-a"}') == 36
 
 
 async def test_a_stream_is_charged_by_a_usage_event_hidden_from_the_client(

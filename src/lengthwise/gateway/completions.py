@@ -251,7 +251,7 @@ class Completions(Endpoint):
         if tokens is not None:
             lease.observe_answer(body.llm, tokens, censored=cut)
             if call.claimed is not None and self._config.keys is not None:
-                self._compare(call.claimed, tokens, lease, cut=cut)
+                self._compare(call.claimed, tokens, lease, cut=cut and call.meter.finish_reason is None)
 
     def _compare(self, claimed: float, tokens: int, lease: Lease, *, cut: bool) -> None:
         """Compare a declared length with the true one; where claims cease to count, those that wait count no more."""

@@ -192,7 +192,8 @@ class TenantConfig(LatencyLimitsConfig):
     """Whether `priority` in a request's body, or a class (header `x-lengthwise-request-class`, or
     `vllm_xargs.request_class`), replaces the tenant's."""
     may_declare_length: bool = False
-    """Whether lengths in a request's body (`nvext.agent_hints.osl`, `vllm_xargs.expected_tokens`, `length_*`) count."""
+    """Whether lengths in a request's body (`nvext.agent_hints.osl`, `vllm_xargs.expected_tokens`, `length_*`) count,
+    once four of the tenant's answers held to them."""
     may_set_limits: bool = False
     """Whether latency limits in a request (headers `x-lengthwise-slo-s`, `-ttft-s`, `-per-token-s`; `vllm_xargs.slo_s`,
     `ttft_s`, `per_token_s`) replace the tenant's."""

@@ -52,7 +52,7 @@ _OTHER_SITES: Final = frozenset({b"cross-site", b"same-site"})
 
 _LEASE: Final = "lengthwise.lease"
 _MINUTE_S: Final = 60.0
-_CLAIMS_AT_FIRST: Final = 2.0
+_CLAIMS_TO_PROVE: Final = 4.0
 _CLAIMS_KEPT: Final = 32.0
 _MIN_CLAIM: Final = 16  # tokens
 
@@ -95,17 +95,18 @@ class TokenBucket:
 
 
 class Claims:
-    """What the lengths that a tenant declares are worth: they count while at least half of the recent ones hold.
+    """What the lengths that a tenant declares are worth: they count once four held, while half of the recent ones do.
 
-    share = (2 + held) / (2 + finished)     finished ones fade: each counts 1 - 1/32 of the one after it
+    share = held / (4 + finished)           finished ones fade: each counts 1 - 1/32 of the one after it
     A claim does not hold if the answer has more than twice the tokens, and more than 16. One that is too large harms
-    only its own request.
+    only its own request. So a burst of false claims gains nothing, also where nothing is known of the tenant.
     """
 
     __slots__ = ("_finished", "_held")
 
     def __init__(self) -> None:
-        self._held = self._finished = _CLAIMS_AT_FIRST
+        self._held = 0.0
+        self._finished = _CLAIMS_TO_PROVE
 
     @property
     def count(self) -> bool:
@@ -113,7 +114,7 @@ class Claims:
         return 2 * self._held >= self._finished
 
     def observe(self, claimed: float, tokens: int, *, censored: bool) -> None:
-        """Compare a claim with the length of the answer; with `censored`, that is a lower bound."""
+        """Compare a claim with the tokens of an answer; with `censored` it broke off, and would have had more."""
         wrong = tokens > max(_MIN_CLAIM, 2 * claimed)
         if wrong or not censored:
             self._held += (not wrong) - self._held / _CLAIMS_KEPT
