@@ -285,7 +285,9 @@ def train(arguments: argparse.Namespace) -> None:
             running.append(start(arguments, until))
         done = [name for name in order if (arguments.work / f"{name}.json").is_file()]
         if len(done) > len(kept):
-            print(f"{time.time() - began:5.0f} s  ended:", *(each for each in done if each not in kept), flush=True)  # noqa: T201
+            for name in [each for each in done if each not in kept]:
+                about = json.loads((arguments.work / f"{name}.json").read_text())
+                print(f"{time.time() - began:5.0f} s  {name}", about["seconds"], about["eager"], flush=True)  # noqa: T201
             kept = done
             write_results(arguments, kept)
         if not running:
