@@ -92,6 +92,18 @@ class Fit:
     """R^2 that a perfect predictor of sigma would reach against fits to ten samples."""
 
 
+@dataclass(frozen=True)
+class NetworkFit:
+    """R^2 of one of TIE's networks on the served LLM's answers to the test prompts."""
+
+    network: str
+    seeds: int
+    mu: Ratio
+    sigma: Ratio
+    log_sigma: Ratio
+    """Of ln(1 + sigma), which TIE trains."""
+
+
 @dataclass(frozen=True, eq=False)
 class RivalsResult:
     """Everything measured; a rival's predictor has the rival's name in `online`."""
@@ -101,6 +113,7 @@ class RivalsResult:
     training_seeds: int
     online: Grid
     fits: tuple[Fit, ...]
+    networks: tuple[NetworkFit, ...]
 
 
 def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
@@ -117,7 +130,8 @@ def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
     variants = {(policy, grid.predictor): equal for policy in OWN} | _own(kept, served, drawn)
     online = extend(online, drawn, variants, run.part(0.3, 0.9))
     run.report("R^2", 0.9)
-    return RivalsResult(grid, samples.origin, len(kept), online, _fits(kept, served))
+    networks = _networks(grid.rows, served.where(corpus=[each for each in served.corpora if each != OFFLINE_CORPUS]))
+    return RivalsResult(grid, samples.origin, len(kept), online, _fits(kept, served), networks)
 
 
 Predicted = dict[tuple[str, str, str], Floats]
@@ -155,9 +169,29 @@ def _own(
 
 
 def _of_rows(kept: Predicted, rows: LengthSamples) -> Floats:
-    """COLUMNS of each row, NaN where none is kept."""
+    """The kept columns of each row, NaN where none is kept."""
     keys = zip(*(rows.table[name].to_pylist() for name in ("llm", "corpus", "prompt_id")), strict=True)
-    return np.array([kept.get(key, np.full(len(COLUMNS), np.nan)) for key in keys])
+    missing = np.full(len(next(iter(kept.values()))), np.nan)
+    return np.array([kept.get(key, missing) for key in keys])
+
+
+def _networks(path: Path, rows: LengthSamples) -> tuple[NetworkFit, ...]:
+    """Every one of OTHERS that is kept, in the seeds that have it."""
+    fits = fit_rows(logt_family(TIE_NU), rows.lengths_matrix(), rows.clean_mask())
+    names = pyarrow.parquet.read_schema(path).names
+    found = []
+    for network in OTHERS:
+        columns = [name if network == "tie" else f"{name} {network}" for name in ("mu", "sigma")]
+        if not set(columns) <= set(names):
+            continue
+        per_seed = [_of_rows(each, rows) for each in read_rows(path, columns)]
+        known = ~fits.degenerate & np.any([np.isfinite(each).all(axis=1) for each in per_seed], axis=0)
+        values = np.array([each[known] for each in per_seed if np.isfinite(each[known]).all()])
+        true = fits.params[known]
+        mu, sigma = (r_squared(true[:, at], values[:, :, at]) for at in range(2))
+        log_sigma = r_squared(np.log1p(true[:, 1]), np.log1p(values[:, :, 1]))
+        found.append(NetworkFit(network, len(values), mu, sigma, log_sigma))
+    return tuple(found)
 
 
 def _fits(kept: Sequence[Predicted], served: LengthSamples) -> tuple[Fit, ...]:
@@ -199,7 +233,7 @@ def r_squared(true: Floats, predicted: Floats) -> Ratio:
 
 def tables(found: RivalsResult) -> list[Table]:
     """The predictors, then latency by both definitions."""
-    return [_predictors(found), *(_latency(found, name) for name in _DEFINITIONS)]
+    return [_predictors(found), _network_table(found), *(_latency(found, name) for name in _DEFINITIONS)]
 
 
 def _predictors(found: RivalsResult) -> Table:
@@ -227,6 +261,21 @@ def _predictors(found: RivalsResult) -> Table:
     )
     theirs = ["paper, LMSYS", "–", "–", "–", "–", *(f"{each:g}" for each in paper.R_SQUARED), "–"]
     return replace(table, rows=[*table.rows, theirs], rule_before=frozenset({len(table.rows)}))
+
+
+def _network_table(found: RivalsResult) -> Table:
+    return table_of(
+        "TIE's network, trained in other ways",
+        found.networks,
+        [
+            ("network", lambda fit: OTHERS[fit.network]),
+            ("seeds", lambda fit: str(fit.seeds)),
+            ("R^2 of mu", lambda fit: multiple(fit.mu, 2)),
+            ("R^2 of sigma", lambda fit: multiple(fit.sigma, 2)),
+            ("of ln(1 + sigma)", lambda fit: multiple(fit.log_sigma, 2)),
+        ],
+        ["Test prompts without Alpaca; 95 % intervals over prompts."],
+    )
 
 
 def _settings(found: RivalsResult) -> dict[str, dict[str, str]]:

@@ -69,6 +69,11 @@ def test_the_networks_predict_prompts_that_they_were_not_trained_on(small: Rival
     assert served.sigma.ratio < served.sigma_ceiling
 
 
+def test_every_kept_network_of_tie_is_scored(small: RivalsResult) -> None:
+    assert small.networks[0].network == "tie"
+    assert all(each.mu.low < each.mu.ratio < each.mu.high for each in small.networks)
+
+
 def test_r_squared_is_1_for_the_truth_and_0_for_its_mean() -> None:
     true = np.random.default_rng(0).normal(size=500)
     assert r_squared(true, true[None]).ratio == 1.0
