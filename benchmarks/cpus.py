@@ -25,6 +25,7 @@ from benchmarks import options
 from lengthwise.predictors import encoder
 from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.resolve import model_path
+from lengthwise.predictors.stated_length import stated
 from lengthwise.reports.tables import Table, print_tables
 from lengthwise.workloads import load_castillo
 
@@ -41,7 +42,7 @@ def measure(out: Path, prompts: int, *, exact: bool) -> None:
     for text in sorted(set(load_castillo(split="test").table["prompt"].to_pylist()))[:prompts]:
         ids, size = predictor.text.encode(text)
         began = time.process_time()
-        found.append(predictor.outputs_of_ids(ids, size, np.array(encoder.stated(text).numbers()))[:, 0])
+        found.append(predictor.outputs_of_ids(ids, size, np.array(stated(text).numbers()))[:, 0])
         times.append(time.process_time() - began)
     np.savez(out, mu=np.array(found), times=np.array(times))
 

@@ -88,7 +88,7 @@ def _list() -> None:
         except InputError as missing:
             rows.append([name, f"{missing.problem}; {missing.hint}", *[""] * 4])
             continue
-        expected = (_cpu_s(study, runs, quick=quick)[0] for quick in (False, True))
+        expected = (cpu_s(study, runs, quick=quick)[0] for quick in (False, True))
         rows.append([study.name, study.question, study.paper, study.source, *map(_duration, expected)])
     columns = ("study", "question", "paper", "source", "takes", "--quick")
     notes = ["Times are CPU times. A study that needs an input of yours says so when it runs."]
@@ -160,7 +160,7 @@ def _side_by_side(
 def _announce(chosen: Sequence[Study[Any, Any]], left: Sequence[Study[Any, Any]], options: argparse.Namespace) -> None:
     """Say which studies are finished, and how long the others take, each and together."""
     runs = [*read(KEPT), *read(options.log)]
-    expected = {study.name: _cpu_s(study, runs, quick=options.quick) for study in left}
+    expected = {study.name: cpu_s(study, runs, quick=options.quick) for study in left}
     serial, other = ([expected[study.name][0] for study in left if study.serial is kind] for kind in (True, False))
     together = sum(other) / options.jobs + max(sum(serial) / options.jobs, max(serial, default=0.0))
     finished = [study.name for study in chosen if study not in left]
@@ -174,7 +174,7 @@ def _announce(chosen: Sequence[Study[Any, Any]], left: Sequence[Study[Any, Any]]
         _note(f"this takes about {_duration(together)} on {cores}; stopped and run again, it resumes")
 
 
-def _cpu_s(study: Study[Any, Any], runs: Sequence[Entry], *, quick: bool) -> tuple[float, str]:
+def cpu_s(study: Study[Any, Any], runs: Sequence[Entry], *, quick: bool) -> tuple[float, str]:
     """Return the CPU time of the declared grid and where it is from: the last measured run, or the declaration."""
     entry = last_measured(runs, study.name, quick=quick)
     if entry is not None and entry.cpu_s is not None:
@@ -229,7 +229,10 @@ def _show(
 
 def _entry(study: Study[Any, Any], finished: Finished, took: Took, options: argparse.Namespace) -> Entry:
     settings = [*options.set, *["measure=yes"] * options.measure]
-    times = {**dataclasses.asdict(took), **({} if options.ray is None else {"cpu_s": None})}
+    times = dataclasses.asdict(took) | {
+        "seconds": round(took.seconds, 1),
+        "cpu_s": round(took.cpu_s, 1) if options.ray is None else None,
+    }
     output = finished.output
     return Entry(
         study=study.name, quick=options.quick, settings=settings, answer=output.verdict, notes=output.notes, **times

@@ -19,7 +19,7 @@ CLAIMS: Final = Path(__file__).with_suffix(".toml")
 _COLUMNS: Final = ("claim", "paper", "ours", "verdict", "command", "last run")
 _LAST_RUN: Final = """\
 Last run: the date and the machine, or "by" a date: the page has the row's figures since that day, and the machine was
-not recorded."""
+not recorded. A study of kept rows (`alpaca20`, `one_prompt`, `trail_engine`) evaluates them again."""
 
 
 def page(log: Path = KEPT) -> str:

@@ -311,6 +311,13 @@ def test_every_study_is_listed_under_the_name_of_its_module(capsys: pytest.Captu
     assert all(name in printed for name in NAMES)
 
 
+def test_the_quick_grids_take_a_fifteenth_of_the_time() -> None:
+    runs = log.read(log.KEPT)
+    studies = [command.load(name) for name in NAMES]
+    full, quick = (sum(command.cpu_s(study, runs, quick=quick)[0] for study in studies) for quick in (False, True))
+    assert quick < full / 15
+
+
 def test_one_seed_has_no_interval() -> None:
     grids = [grid for name in NAMES if isinstance(grid := command.load(name).grid, SeededGrid)]
     assert len(grids) > 5
