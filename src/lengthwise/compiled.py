@@ -135,7 +135,7 @@ def _interpreted(function: Any) -> Callable[..., Any]:
 def _in_python(function: FunctionType) -> FunctionType:
     known = dict(function.__globals__)
     for name in function.__code__.co_names:
-        value = known.get(name)
+        value: Any = known.get(name)
         if is_jitted(value):
             known[name] = _in_python(value.py_func)
         elif value is np:
