@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments import NAMES
-from experiments.study import Call, Finished, Run, Study, run_study
+from experiments.log import KEPT, Entry, append, last_measured, read
+from experiments.study import Call, Finished, Run, Study, Took, run_study
 from lengthwise.cache import cache_home
 from lengthwise.errors import InputError, missing_extra
 from lengthwise.files import atomic_path
@@ -73,23 +74,24 @@ def _parser() -> argparse.ArgumentParser:
         "--cache", type=Path, default=cache_home() / "experiments", help="Folder of cached results (%(default)s)."
     )
     run.add_argument("--out", type=Path, default=Path("out/experiments"), help="Folder of reports (%(default)s).")
+    run.add_argument("--log", type=Path, help="Log of runs to append to (log.jsonl in the folder of reports).")
     run.add_argument("--plot", type=Path, help="Write the documentation's static figure here (.svg, .png, .pdf).")
     run.add_argument("--json", action="store_true", help="Print JSON instead of tables.")
     return parser
 
 
 def _list() -> None:
-    rows = []
+    rows, runs = [], read(KEPT)
     for name in NAMES:
         try:
             study = load(name)
         except InputError as missing:
             rows.append([name, f"{missing.problem}; {missing.hint}", *[""] * 4])
             continue
-        minutes = (_duration(60 * each) for each in study.minutes)
-        rows.append([study.name, study.question, study.paper, study.source, *minutes])
+        expected = (cpu_s(study, runs, quick=quick)[0] for quick in (False, True))
+        rows.append([study.name, study.question, study.paper, study.source, *map(_duration, expected)])
     columns = ("study", "question", "paper", "source", "takes", "--quick")
-    notes = ["Times are of two cores. A study that needs an input of yours says so when it runs."]
+    notes = ["Times are CPU times. A study that needs an input of yours says so when it runs."]
     print_tables([Table("Studies", columns, rows, notes)])
 
 
@@ -119,11 +121,11 @@ def _run(options: argparse.Namespace) -> None:
             _note(f"{study.name} is left out: it {lacks}")
         else:
             raise InputError(f"{study.name} {lacks}")
-    for folder in (options.cache, options.out):
+    options.log = options.log or options.out / "log.jsonl"
+    for folder in (options.cache, options.out, options.log.parent):
         _make(folder)
     left = [(study, grid) for study, grid in chosen if ResultCache(options.cache).get(study.key(grid)) is None]
-    if (expected := _expected_s([study for study, _ in left], options)) > 60:
-        _note(f"this takes about {_duration(expected)} on two cores; stopped and run again, it resumes")
+    _announce([study for study, _ in chosen], [study for study, _ in left], options)
     began = time.monotonic()
     workers = in_processes(options.jobs) if options.ray is None else on_ray(options.ray)
     for study, grid, finished in _side_by_side(left, options, workers):
@@ -152,15 +154,32 @@ def _side_by_side(
         for done, (number, took) in enumerate(workers(tasks), start=1):
             bar(f"{done} of {len(tasks)} studies of one process", done / len(tasks))
             study, grid = serial[number]
-            yield study, grid, dataclasses.replace(study.run(grid, results), seconds=took["seconds"])
+            yield study, grid, dataclasses.replace(study.run(grid, results), took=Took(**took) if took else None)
 
 
-def _expected_s(studies: Sequence[Study[Any, Any]], options: argparse.Namespace) -> float:
-    """The declared times on two cores; two serial studies run at once."""
-    serial, other = (
-        [60 * each.minutes[options.quick] for each in studies if each.serial is kind] for kind in (True, False)
-    )
-    return sum(other) + max(sum(serial) / 2, max(serial, default=0.0))
+def _announce(chosen: Sequence[Study[Any, Any]], left: Sequence[Study[Any, Any]], options: argparse.Namespace) -> None:
+    """Say which studies are finished, and how long the others take, each and together."""
+    runs = [*read(KEPT), *read(options.log)]
+    expected = {study.name: cpu_s(study, runs, quick=options.quick) for study in left}
+    serial, other = ([expected[study.name][0] for study in left if study.serial is kind] for kind in (True, False))
+    together = sum(other) / options.jobs + max(sum(serial) / options.jobs, max(serial, default=0.0))
+    finished = [study.name for study in chosen if study not in left]
+    if len(chosen) > 1:
+        if finished:
+            _note(f"finished with this code, data and settings: {', '.join(finished)}")
+        for name, (seconds, origin) in expected.items():
+            _note(f"{name}: {_duration(seconds)} of CPU time ({origin})")
+    if together > 60:
+        cores = "1 core" if options.jobs == 1 else f"{options.jobs} cores"
+        _note(f"this takes about {_duration(together)} on {cores}; stopped and run again, it resumes")
+
+
+def cpu_s(study: Study[Any, Any], runs: Sequence[Entry], *, quick: bool) -> tuple[float, str]:
+    """Return the CPU time of the declared grid and where it is from: the last measured run, or the declaration."""
+    entry = last_measured(runs, study.name, quick=quick)
+    if entry is not None and entry.cpu_s is not None:
+        return entry.cpu_s, f"measured {entry.date[:10]}"
+    return 60 * study.minutes[quick] * (1 if study.serial else 2), "declared"
 
 
 def _settings(study: Study[Any, Any], options: argparse.Namespace, *, every: bool) -> list[str]:
@@ -187,7 +206,7 @@ def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, 
 def _show(
     study: Study[Any, Any], grid: object, finished: Finished, options: argparse.Namespace, *, every: bool
 ) -> None:
-    """Print the answer, or all tables, and write the report."""
+    """Print the answer, or all tables, write the report, and log a run."""
     output = finished.output
     for text in output.notes:
         _note(text)
@@ -203,14 +222,28 @@ def _show(
     for path, text in ((page, output.html(seed)), (page.with_suffix(".json"), output.json())):
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
+    if finished.took is not None:
+        append(options.log, _entry(study, finished, finished.took, options))
     _note(f"{study.name}: {_how(finished)}; {page} and .json")
 
 
+def _entry(study: Study[Any, Any], finished: Finished, took: Took, options: argparse.Namespace) -> Entry:
+    settings = [*options.set, *["measure=yes"] * options.measure]
+    times = dataclasses.asdict(took) | {
+        "seconds": round(took.seconds, 1),
+        "cpu_s": round(took.cpu_s, 1) if options.ray is None else None,
+    }
+    output = finished.output
+    return Entry(
+        study=study.name, quick=options.quick, settings=settings, answer=output.verdict, notes=output.notes, **times
+    )
+
+
 def _how(finished: Finished) -> str:
-    if finished.seconds is None:
+    if finished.took is None:
         return "from the cache"
-    parts = f", {finished.cached} simulations from the cache" if finished.cached else ""
-    return f"took {_duration(finished.seconds)}{parts}"
+    parts = f", {finished.took.cached} simulations from the cache" if finished.took.cached else ""
+    return f"took {_duration(finished.took.seconds)}{parts}"
 
 
 def _make(folder: Path) -> None:

@@ -50,6 +50,7 @@ from typing import Any, Final, Generic, TypeVar, get_type_hints
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from experiments.log import cpu_seconds
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
@@ -305,15 +306,14 @@ class Study(Generic[GridT, ResultT]):
         self, grid: GridT, results: ResultCache, *, workers: Workers | None = None, report: Report | None = None
     ) -> Finished:
         """Take the output from the cache, or measure and cache it; simulations run in this process, or in `workers`."""
-        key, began = self.key(grid), time.monotonic()
+        key = self.key(grid)
         known = results.get(key)
         if known is not None:
-            return Finished(Output.from_cache(known["output"]), None, 0, 0)
-        run = Run(results, workers=workers, report=report)
+            return Finished(Output.from_cache(known["output"]))
+        run, began, cpu_began = Run(results, workers=workers, report=report), time.monotonic(), cpu_seconds()
         output = self.output(self.measure(run, grid), run.notes)
-        took = time.monotonic() - began
-        results.put(key, {"output": output.to_cache(), "seconds": took})
-        return Finished(output, took, *run.counts)
+        results.put(key, {"output": output.to_cache()})
+        return Finished(output, Took(time.monotonic() - began, cpu_seconds() - cpu_began, *run.counts))
 
 
 def _picture(draw: Callable[[ResultT, Path], None], result: ResultT) -> str:
@@ -326,17 +326,26 @@ def _picture(draw: Callable[[ResultT, Path], None], result: ResultT) -> str:
 def run_study(name: str, grid: object, cache_folder: Path) -> dict[str, Any]:
     """Run a study in a worker, where its output goes into the cache; return how long it took."""
     study: Study[Any, Any] = importlib.import_module(f"experiments.{name}").STUDY
-    return {"seconds": study.run(grid, ResultCache(cache_folder)).seconds}
+    took = study.run(grid, ResultCache(cache_folder)).took
+    return {} if took is None else dataclasses.asdict(took)
+
+
+@dataclass(frozen=True)
+class Took:
+    """How long a study took, on the clock and in CPU time of all processes, and its simulations by origin."""
+
+    seconds: float
+    cpu_s: float
+    cached: int
+    computed: int
 
 
 @dataclass(frozen=True)
 class Finished:
-    """An output, how long it took (None: from the cache), and how many simulations were cached and computed."""
+    """An output and how long it took, None from the cache."""
 
     output: Output
-    seconds: float | None
-    cached: int
-    computed: int
+    took: Took | None = None
 
 
 def predictions_by_prompt(name: str, workload: Workload, known: Mapping[str, Sequence[float]]) -> RequestPredictions:

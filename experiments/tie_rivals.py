@@ -6,17 +6,17 @@ DeBERTa; here all three are MiniLM, because DeBERTa's weights are not available,
 encoder does not. They are trained on CASTILLO without Alpaca, on the answers of the served LLM alone, as in the
 papers.
 
-The predictions are kept in `results/tie_rivals.parquet`; configs/rivals.yaml has the commands that train the networks.
+The predictions are kept in `results/tie_rivals.parquet`; configs/papers.yaml has the commands that train the networks.
 A traffic seed takes the networks of one training seed in turn, so that an interval covers both.
 """
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,13 @@ Floats = NDArray[np.float64]
 KEPT: Final = Path(__file__).parent / "results" / "tie_rivals.parquet"
 KINDS: Final = {"ssjf": "mean_std", "ltr": "rank", "tie": "logt"}
 """Head of each rival's network."""
+OTHERS: Final = {
+    "tie": f"MiniLM, {LLM} alone, fits to ten samples",
+    "tie-all": "the same on all 13 LLMs at once",
+    "tie-samples": "on all, by the likelihood of the samples",
+    "tie-mpnet": "MPNet on all, fits",
+}
+"""TIE's network as trained in the paper, and with more data, another loss, and a stronger encoder."""
 OWN: Final = {"sjf": "ssjf", "ltr": "ltr", "tie": "tie"}
 """The predictor of each policy in the paper."""
 OWN_SETTING, TIES_SETTING = "own predictors", "TIE's for all"
@@ -85,6 +92,18 @@ class Fit:
     """R^2 that a perfect predictor of sigma would reach against fits to ten samples."""
 
 
+@dataclass(frozen=True)
+class NetworkFit:
+    """R^2 of one of TIE's networks on the served LLM's answers to the test prompts."""
+
+    network: str
+    seeds: int
+    mu: Ratio
+    sigma: Ratio
+    log_sigma: Ratio
+    """Of ln(1 + sigma), which TIE trains."""
+
+
 @dataclass(frozen=True, eq=False)
 class RivalsResult:
     """Everything measured; a rival's predictor has the rival's name in `online`."""
@@ -94,6 +113,7 @@ class RivalsResult:
     training_seeds: int
     online: Grid
     fits: tuple[Fit, ...]
+    networks: tuple[NetworkFit, ...]
 
 
 def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
@@ -110,24 +130,25 @@ def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
     variants = {(policy, grid.predictor): equal for policy in OWN} | _own(kept, served, drawn)
     online = extend(online, drawn, variants, run.part(0.3, 0.9))
     run.report("R^2", 0.9)
-    return RivalsResult(grid, samples.origin, len(kept), online, _fits(kept, served))
+    networks = _networks(grid.rows, served.where(corpus=[each for each in served.corpora if each != OFFLINE_CORPUS]))
+    return RivalsResult(grid, samples.origin, len(kept), online, _fits(kept, served), networks)
 
 
 Predicted = dict[tuple[str, str, str], Floats]
-"""COLUMNS by LLM, corpus and prompt."""
+"""Columns by LLM, corpus and prompt."""
 
 
-def read_rows(path: Path) -> list[Predicted]:
+def read_rows(path: Path, columns: Sequence[str] = COLUMNS) -> list[Predicted]:
     """Return the kept predictions, one set for each training seed."""
     table = pyarrow.parquet.read_table(path)
     found: list[Predicted] = []
     for seed in sorted(pc.unique(table["seed"]).to_pylist()):
         rows = table.filter(pc.equal(table["seed"], seed))
         keys = zip(*(rows[name].to_pylist() for name in ("llm", "corpus", "prompt_id")), strict=True)
-        values = np.column_stack([rows[name].to_numpy() for name in COLUMNS]).astype(np.float64)
+        values = np.column_stack([rows[name].to_numpy(zero_copy_only=False) for name in columns]).astype(np.float64)
         found.append(dict(zip(keys, values, strict=True)))
     if not found:
-        raise InputError("has no predictions", source=path, hint="write it as configs/rivals.yaml says")
+        raise InputError("has no predictions", source=path, hint="write it as configs/papers.yaml says")
     return found
 
 
@@ -148,9 +169,29 @@ def _own(
 
 
 def _of_rows(kept: Predicted, rows: LengthSamples) -> Floats:
-    """COLUMNS of each row, NaN where none is kept."""
+    """The kept columns of each row, NaN where none is kept."""
     keys = zip(*(rows.table[name].to_pylist() for name in ("llm", "corpus", "prompt_id")), strict=True)
-    return np.array([kept.get(key, np.full(len(COLUMNS), np.nan)) for key in keys])
+    missing = np.full(len(next(iter(kept.values()))), np.nan)
+    return np.array([kept.get(key, missing) for key in keys])
+
+
+def _networks(path: Path, rows: LengthSamples) -> tuple[NetworkFit, ...]:
+    """Every one of OTHERS that is kept, in the seeds that have it."""
+    fits = fit_rows(logt_family(TIE_NU), rows.lengths_matrix(), rows.clean_mask())
+    names = pyarrow.parquet.read_schema(path).names
+    found = []
+    for network in OTHERS:
+        columns = [name if network == "tie" else f"{name} {network}" for name in ("mu", "sigma")]
+        if not set(columns) <= set(names):
+            continue
+        per_seed = [_of_rows(each, rows) for each in read_rows(path, columns)]
+        known = ~fits.degenerate & np.any([np.isfinite(each).all(axis=1) for each in per_seed], axis=0)
+        values = np.array([each[known] for each in per_seed if np.isfinite(each[known]).all()])
+        true = fits.params[known]
+        mu, sigma = (r_squared(true[:, at], values[:, :, at]) for at in range(2))
+        log_sigma = r_squared(np.log1p(true[:, 1]), np.log1p(values[:, :, 1]))
+        found.append(NetworkFit(network, len(values), mu, sigma, log_sigma))
+    return tuple(found)
 
 
 def _fits(kept: Sequence[Predicted], served: LengthSamples) -> tuple[Fit, ...]:
@@ -192,7 +233,7 @@ def r_squared(true: Floats, predicted: Floats) -> Ratio:
 
 def tables(found: RivalsResult) -> list[Table]:
     """The predictors, then latency by both definitions."""
-    return [_predictors(found), *(_latency(found, name) for name in _DEFINITIONS)]
+    return [_predictors(found), _network_table(found), *(_latency(found, name) for name in _DEFINITIONS)]
 
 
 def _predictors(found: RivalsResult) -> Table:
@@ -220,6 +261,21 @@ def _predictors(found: RivalsResult) -> Table:
     )
     theirs = ["paper, LMSYS", "–", "–", "–", "–", *(f"{each:g}" for each in paper.R_SQUARED), "–"]
     return replace(table, rows=[*table.rows, theirs], rule_before=frozenset({len(table.rows)}))
+
+
+def _network_table(found: RivalsResult) -> Table:
+    return table_of(
+        "TIE's network, trained in other ways",
+        found.networks,
+        [
+            ("network", lambda fit: OTHERS[fit.network]),
+            ("seeds", lambda fit: str(fit.seeds)),
+            ("R^2 of mu", lambda fit: multiple(fit.mu, 2)),
+            ("R^2 of sigma", lambda fit: multiple(fit.sigma, 2)),
+            ("of ln(1 + sigma)", lambda fit: multiple(fit.log_sigma, 2)),
+        ],
+        ["Test prompts without Alpaca; 95 % intervals over prompts."],
+    )
 
 
 def _settings(found: RivalsResult) -> dict[str, dict[str, str]]:
@@ -269,41 +325,53 @@ def claims(found: RivalsResult) -> list[Claim]:
 
 
 def _needs(grid: RivalsGrid) -> str | None:
-    return None if grid.rows.is_file() else f"needs {grid.rows}: train the networks (configs/rivals.yaml)"
+    return None if grid.rows.is_file() else f"needs {grid.rows}: train the networks (configs/papers.yaml)"
 
 
-def write_rows(outputs: Path, to: Path) -> int:
-    """Write the outputs of `scripts/gpu_train.py train` as rows, one for each prompt and training seed."""
-    from experiments.heads import HEADS
+def rows_table(results: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]], about: pa.Table) -> pa.Table:
+    """Return one row per prompt and training seed; `about` has corpus, split and id of every prompt of the pack.
+
+    A training's name is its network and its seed: ssjf_0. A seed without one of KINDS is left out.
+    """
+    trained = {each["name"]: each for each in results if each["name"].rpartition("_")[0] in {**KINDS, **OTHERS}}
+    rows = about.take(pa.array(arrays["prompts"])).select(["corpus", "split", "prompt_id"])
+    parts = []
+    for seed in dict.fromkeys(name.rpartition("_")[2] for name in trained):
+        if not all(f"{rival}_{seed}" in trained for rival in KINDS):
+            continue
+        columns: dict[str, object] = {"seed": np.full(len(rows), int(seed), np.int8), "llm": [LLM] * len(rows)}
+        columns |= {name: rows[name] for name in rows.column_names}
+        for network in {**KINDS, **OTHERS}:
+            each = trained.get(f"{network}_{seed}")
+            if each is None:
+                continue
+            llm = next(number for number, name in enumerate(each["llms"]) if LLM in name.lower())
+            outputs = np.asarray(arrays[each["name"]])[:, llm]
+            columns["llm"] = [each["llms"][llm]] * len(rows)
+            if network in OTHERS:
+                mu, sigma = mu_and_sigma(outputs)
+                suffix = "" if network == "tie" else f" {network}"
+                columns |= {f"mu{suffix}": mu.astype(np.float32), f"sigma{suffix}": sigma.astype(np.float32)}
+            else:
+                columns[network] = outputs[:, 0].astype(np.float32)
+        parts.append(pa.table(columns))
+    if not parts:
+        raise InputError("has no seed with all of " + ", ".join(KINDS), source="results.json")
+    return pa.concat_tables(parts, promote_options="default")
+
+
+def keep(outputs: Path, to: Path = KEPT) -> str:
+    """Write the predictions of `scripts/gpu_papers.py train` as rows; say what was written."""
     from lengthwise.training.data import PromptTable, load_samples
     from lengthwise.training.encoder.config import read_config
 
-    config = read_config(Path(__file__).parent.parent / "configs" / "rivals.yaml")
-    table = PromptTable.of(load_samples(config.data))
-    with np.load(outputs) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    prompts = arrays.pop("prompts")
-    about = table.about.take(pa.array(prompts)).select(["corpus", "split", "prompt_id"])
-    llm = next(number for number, name in enumerate(table.llms) if LLM in name.lower())
-    has = (table.lengths[prompts, llm] > 0).any(axis=1)
-    parts = []
-    for seed in dict.fromkeys(name.split("_")[1] for name in arrays):
-        networks = {rival: arrays.get(f"{rival}_{seed}") for rival in KINDS}
-        if any(each is None for each in networks.values()):  # not all were trained in the time
-            continue
-        place = {rival: HEADS[KINDS[rival]].places_and_spreads(np.asarray(networks[rival]))[0] for rival in KINDS}
-        rows = about.filter(pa.array(has))
-        columns: dict[str, object] = {
-            "seed": np.full(len(rows), int(seed), np.int8),
-            "llm": [table.llms[llm]] * len(rows),
-        }
-        columns |= {name: rows[name] for name in rows.column_names}
-        predicted = (place["ssjf"], place["ltr"], *mu_and_sigma(np.asarray(networks["tie"])))
-        columns |= {name: each[has, llm].astype(np.float32) for name, each in zip(COLUMNS, predicted, strict=True)}
-        parts.append(pa.table(columns))
-    joined = pa.concat_tables(parts)
-    pyarrow.parquet.write_table(joined, to, compression="zstd", compression_level=19)
-    return len(joined)
+    results = json.loads((outputs / "results.json").read_text())
+    with np.load(outputs / "predictions.npz") as archive:
+        arrays = dict(archive)
+    config = read_config(Path(__file__).parent.parent / "configs" / "papers.yaml")
+    table = rows_table(results, arrays, PromptTable.of(load_samples(config.data)).about)
+    pyarrow.parquet.write_table(table, to, compression="zstd", compression_level=19)
+    return f"{to}: {len(table):,} rows"
 
 
 STUDY: Study[RivalsGrid, RivalsResult] = Study(
@@ -321,6 +389,3 @@ STUDY: Study[RivalsGrid, RivalsResult] = Study(
     claims=claims,
     needs=_needs,
 )
-
-if __name__ == "__main__":
-    print(f"{KEPT}: {write_rows(Path(sys.argv[1]), KEPT):,} rows")  # noqa: T201

@@ -1,8 +1,9 @@
-"""The pages of the reference that are made from the code, and a hook of MkDocs.
+"""The pages that are made from the code, and a hook of MkDocs.
 
-    python -m scripts.docs_pages       # writes docs/reference/{cli,configuration,python,metrics}.md
+    python -m scripts.docs_pages       # writes docs/reference/{cli,configuration,python,metrics}.md, studies/papers.md
 
-They come from the command line, the pydantic models, the public names of the package and the metrics of the gateway.
+They come from the command line, the pydantic models, the public names of the package, the metrics of the gateway, and
+the claims in experiments/papers.toml.
 Neither the terminal nor the machine changes a character of them; a test compares them with the code.
 
 The hook adds `project/` from the files at the root of the repository, and pages of docs/ that the navigation of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "security": "SECURITY.md"}
-REFERENCE = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
 SECTIONS = {"start": "Start", "guides": "Guides", "reference": "Reference", "studies": "Studies"}
 
 CLI_INTRODUCTION = """\
@@ -71,13 +72,14 @@ is made by `python -m scripts.docs_pages`.
 """
 
 
-def reference_pages() -> dict[str, Callable[[], str]]:
-    """Return the function that makes each page of docs/reference that is made from the code."""
+def made_pages() -> dict[str, Callable[[], str]]:
+    """Return the function that makes each page of docs/ that is made from the code."""
     return {
-        "cli.md": cli_page,
-        "configuration.md": configuration_page,
-        "python.md": python_page,
-        "metrics.md": metrics_page,
+        "reference/cli.md": cli_page,
+        "reference/configuration.md": configuration_page,
+        "reference/python.md": python_page,
+        "reference/metrics.md": metrics_page,
+        "studies/papers.md": papers_page,
     }
 
 
@@ -474,6 +476,13 @@ def metrics_page() -> str:
     return METRICS_INTRODUCTION + "\n".join(rows) + "\n"
 
 
+def papers_page() -> str:
+    """Return the page of the papers' claims."""
+    from experiments import papers  # which MkDocs does not find when it loads this module as a hook
+
+    return papers.page()
+
+
 if __name__ == "__main__":
-    for page, make in reference_pages().items():
-        (REFERENCE / page).write_text(make(), encoding="utf-8")
+    for page, make in made_pages().items():
+        (DOCS / page).write_text(make(), encoding="utf-8")

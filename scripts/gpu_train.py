@@ -46,6 +46,11 @@ def bare_package() -> None:
         module = types.ModuleType(name)
         module.__path__ = [str(ROOT / "src" / name.replace(".", "/"))]
         sys.modules[name] = module
+    try:
+        import tokenizers  # noqa: F401  (a pack holds token ids: there is nothing to tokenise)
+    except ModuleNotFoundError:
+        sys.modules["tokenizers"] = types.ModuleType("tokenizers")
+        sys.modules["tokenizers"].Tokenizer = object  # type: ignore[attr-defined]
 
 
 def prepare_torch(seed: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lengthwise.compiled import announce, compiled, inlined, inlined_copies
+from lengthwise.compiled import announce, compiled, inlined, inlined_copies, interpreted
 from lengthwise.prefixes import splitmix64
 
 _mix = inlined(splitmix64)
@@ -49,6 +49,35 @@ def twice_other(table: float) -> float:
 def test_a_copy_may_call_another_function_in_place_of_the_plain_one() -> None:
     assert twice(3.0) == 6.0
     assert twice_other(3.0) == 8.0
+
+
+@inlined
+def _half_asinh(t: float) -> float:
+    return float(np.arcsinh(t) * 0.5)
+
+
+@compiled
+def squash(t: float, over: float) -> float:
+    return _half_asinh(t) / over
+
+
+def test_an_interpreted_function_has_every_bit_of_the_compiled_one() -> None:
+    in_python = interpreted(squash)
+    for t in np.random.default_rng(0).normal(0.0, 9.0, 500).tolist():
+        assert in_python(t, 3.0) == squash(t, 3.0)
+    assert in_python(np.float64(1.0), np.float64(0.0)) == squash(1.0, 0.0) == np.inf
+    assert interpreted(mixed)(np.uint64(2**63)) == mixed(np.uint64(2**63))
+    assert interpreted(squash) is in_python
+
+
+@compiled
+def root(number: float) -> float:
+    return float(np.cbrt(number))
+
+
+def test_a_function_of_numpy_that_may_differ_in_its_last_bit_is_not_interpreted() -> None:
+    with pytest.raises(AttributeError, match="cbrt"):
+        interpreted(root)(8.0)
 
 
 @pytest.mark.parametrize("changed", ["rule.py", "unrelated.py"])

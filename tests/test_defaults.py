@@ -117,10 +117,26 @@ def test_an_engine_with_fewer_slots_keeps_them_and_what_is_given_wins() -> None:
 
 
 def test_engines_admit_as_vllm_does_and_the_gateway_in_front_by_all_memory_together() -> None:
-    """The one default that differs, since only readable engines simulate the gateway's rule."""
+    """The one default that differs: `simulate` and `plan` model the engine, and the gateway's rule precedes it."""
     ((_, plan),) = SweepConfig.model_validate({"workload": "castillo", "fleet": "llama-3-8b@a100"}).plans()
     assert {each.admission for each in plan.fleet.engines} == {"prompt"}
     assert GatewayConfig.model_validate({"engines": ["http://a:1"]}).admission_quantile > 0
+    said = Limits.model_fields["admission"].description
+    assert said is not None
+    assert "the rule by which `serve` holds requests in front of its engines" in " ".join(said.split())
+    assert "[default: prompt," in said
+
+
+@pytest.mark.parametrize("policy", defaults.COMPARED_POLICIES)
+def test_the_two_rules_of_admission_differ_only_where_memory_does_not_hold_the_slots(policy: str) -> None:
+    fleet = Fleet.parse("llama-3-8b@a100").behind_gateway()
+    for kv_tokens, differ in ((None, False), (4096, True)):
+        engines = (fleet.limited_to(admission=rule, kv_tokens=kv_tokens) for rule in ("prompt", "joint"))
+        vllm, gateway = (
+            simulate("castillo", each, policy, load=1.5, requests=150, predictor="history", accelerate=False)
+            for each in engines
+        )
+        assert (vllm.started_s.tolist() != gateway.started_s.tolist()) is differ
 
 
 def test_a_simulated_engine_behind_a_gateway_stands_for_stock_vllm() -> None:

@@ -80,13 +80,13 @@ def test_every_page_of_docs_is_in_the_site_and_can_be_searched(site: Path) -> No
     assert pages <= searchable
 
 
-@pytest.mark.parametrize("name", docs_pages.reference_pages())
+@pytest.mark.parametrize("name", docs_pages.made_pages())
 def test_a_page_that_is_made_from_the_code_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "37")  # neither the terminal nor the user's folder counts
     monkeypatch.setenv("HOME", "/nowhere")
-    made = docs_pages.reference_pages()[name]()
-    stored = (docs_pages.REFERENCE / name).read_text(encoding="utf-8")
-    assert stored == made, f"docs/reference/{name} is not what the code says; run: python -m scripts.docs_pages"
+    made = docs_pages.made_pages()[name]()
+    stored = (docs_pages.DOCS / name).read_text(encoding="utf-8")
+    assert stored == made, f"docs/{name} is not what the code says; run: python -m scripts.docs_pages"
 
 
 def test_every_public_name_has_its_docstring_in_the_python_reference() -> None:

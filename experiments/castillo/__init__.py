@@ -1,6 +1,7 @@
 """BERT on CASTILLO: predicting answer lengths, the paper's tables and figures beside ours.
 
-python -m experiments.castillo train   # trains the paper's networks; the predictions are kept in results/
+python -m experiments.castillo train   # trains the paper's networks on frozen vectors; predictions kept in results/
+python scripts/gpu_papers.py           # the same fine-tuned on a GPU (configs/papers.yaml)
 python -m experiments.castillo ask     # asks an LLM itself; its replies are kept in results/
 python -m experiments run castillo     # tables 2 to 5, figures 6, 7, 9 and A.3 from them
 """
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from experiments.castillo import prompt_method
+from experiments.castillo import finetuned, prompt_method
 from experiments.castillo.classes import class_table
 from experiments.castillo.loss_curves import FIGURES, paper_curve_figure, paper_curve_table
 from experiments.castillo.paper import (
@@ -75,6 +76,10 @@ def measure(run: Run, grid: CastilloGrid) -> CastilloResult:
     else:
         subjects += trained_subjects(read_parquet_table(grid.kept / PREDICTIONS), samples)
         curves = read_parquet_table(grid.kept / CURVES)
+        if (grid.kept / finetuned.ROWS).is_file():
+            subjects += trained_subjects(read_parquet_table(grid.kept / finetuned.ROWS), samples)
+        else:
+            run.note(f"{grid.kept / finetuned.ROWS} is missing: train the networks (configs/papers.yaml)")
     if samples.origin != PACKAGED:
         replies = prompt_method.read(grid.replies)
         asked = prompt_method.score(replies, prompt_method.tested(replies["llm"][0].as_py()))

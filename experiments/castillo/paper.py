@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from experiments import class_scores
+from experiments.castillo.finetuned import NETWORKS
 from experiments.castillo.rows import LLMS, RULES, UNSEEN, WIDTHS, Truth, evaluated_parts, rows_of, trained_on
 from experiments.figures import COLOURS, GREY, figure, legend, png
 from experiments.study import Claim, Report
@@ -157,7 +158,7 @@ def predicted(found: Predictions, samples: LengthSamples, name: str) -> Subject:
 
 
 def trained_subjects(kept: pa.Table, samples: LengthSamples) -> list[Subject]:
-    """The networks of `experiments.castillo.training`; an InputError where they lack a test row of these samples."""
+    """The networks of `training.py` or of `finetuned.py`; an InputError where they lack a test row of these samples."""
     places = {key: place for place, key in enumerate(zip(*(kept[n].to_pylist() for n in _KEY), strict=True))}
     rows = {
         llm: [
@@ -171,14 +172,20 @@ def trained_subjects(kept: pa.Table, samples: LengthSamples) -> list[Subject]:
         raise InputError("the kept predictions are of other rows", source=samples.origin)
     seeds: dict[tuple[str, str, str], list[Floats]] = {}
     for column in kept.column_names[len(_KEY) :]:
-        _, rule, target, width, _, *part = column.split("/")
-        name, kind = (f"{REGRESSION}, {target} error", part[0]) if width == "0" else (CLASSIFIER, f"{target}/{width}")
+        network, rule, target, width, _, *part = column.split("/")
+        task, kind = (f"{REGRESSION}, {target} error", part[0]) if width == "0" else (CLASSIFIER, f"{target}/{width}")
+        name = trained_name(task, network)
         seeds.setdefault((name, rule, kind), []).append(np.asarray(kept[column].to_numpy(), np.float64))
     subjects: dict[tuple[str, str], dict[tuple[str, str], Floats]] = {}
     for (name, rule, kind), found in seeds.items():
         values = subjects.setdefault((name, rule), {})
         values.update({(llm, kind): np.stack(found)[:, rows[llm]] for llm in LLMS})
     return [Subject(*name, values) for name, values in subjects.items()]
+
+
+def trained_name(task: str, network: str) -> str:
+    """The name of a network's predictions for a task."""
+    return f"{task}, {NETWORKS[network]}"
 
 
 _KEY: Final = ("llm", "corpus", "prompt_id")
@@ -314,7 +321,8 @@ def _notes(found: PaperComparison, number: int, cells: Sequence[Cell]) -> list[s
         f"* claimed: better than the paper where a constant is not; {out_of}.",
         "Rows: " + "; ".join(f"{rule}: {RULES[rule]}" for rule in found.prompts[number]) + ".",
         "Constants are of the LLM's train and validate rows: most frequent class, mean for MSE, median for MAE.",
-        "Classifier and regression: the paper's network on frozen MiniLM vectors, mean of seeds; no BERT is trained.",
+        "Classifier and regression: the paper's networks, mean of seeds; the paper fine-tunes BERT.",
+        "Frozen: a network for each LLM and task. Fine-tuned: the three LLMs at once, and one network for all classes.",
     ]
     if number in (2, 3):
         notes.append(
@@ -356,10 +364,15 @@ def _with_interval(cell: Cell) -> str:
 def claims(found: PaperComparison, subject: str) -> list[Claim]:
     """Accuracy and errors beside the paper's, with intervals over prompts; `subject` is the package's predictor."""
     shown = {
-        (CLASSIFIER, "mean"): "classifier, mean",
-        (CLASSIFIER, "p99"): "classifier, P99",
-        (f"{REGRESSION}, squared error", ""): "regression, squared",
-        (f"{REGRESSION}, absolute error", ""): "regression, absolute",
+        (trained_name(task, network), reading): f"{said}, {NETWORKS[network]}"
+        for network in NETWORKS
+        for task, reading, said in (
+            (CLASSIFIER, "mean", "classifier, mean"),
+            (CLASSIFIER, "p99", "classifier, P99"),
+            (f"{REGRESSION}, squared error", "", "regression, squared"),
+            (f"{REGRESSION}, absolute error", "", "regression, absolute"),
+        )
+    } | {
         (subject, "mean"): subject,
         (subject, "p99"): f"{subject}, P99",
         (subject, ""): subject,
@@ -387,7 +400,9 @@ def figure_7(found: PaperComparison, subject: str) -> str:
         for cell in found.cells
         if cell.rule == "castillo"
     }
-    lines = ((CLASSIFIER, "mean", COLOURS[2]), (CLASSIFIER, "p99", COLOURS[3]), (subject, "mean", COLOURS[0]))
+    known = {cell.subject for cell in found.cells}
+    best = next((name for key in ("minilm", "own") if (name := trained_name(CLASSIFIER, key)) in known), CLASSIFIER)
+    lines = ((best, "mean", COLOURS[2]), (best, "p99", COLOURS[3]), (subject, "mean", COLOURS[0]))
     with figure(len(numbers), len(LLMS), size=(13, 3.6 * len(numbers) + 0.6), title=title) as (drawing, axes):
         for place, (table, llm) in enumerate((table, llm) for table in numbers for llm in LLMS):
             by_width = [

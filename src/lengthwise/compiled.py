@@ -10,20 +10,21 @@ the cache. A constant of another module is not: it belongs beside the functions 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
-from types import FunctionType
-from typing import Any, Final, TypeVar, cast
+from types import FunctionType, SimpleNamespace
+from typing import Any, Final, Protocol, TypeVar, cast
 
-from lengthwise.cache import cache_home
+import numpy as np
+
+from lengthwise.cache import compilation_marker, compiled_folder, digest
 from lengthwise.errors import InputError
 from lengthwise.version import install_line
 
 try:
-    import numba
     from numba import njit, types
     from numba.core import config
     from numba.extending import is_jitted
@@ -36,20 +37,13 @@ _log = logging.getLogger(__name__)
 _OPTIONS: Final[dict[str, Any]] = {"error_model": "numpy"}
 
 
-def cache_folder() -> Path:
-    """Return the folder of cached machine code."""
-    return cache_home() / "compiled"
-
-
 @cache
 def announce(what: str, version: str, files: tuple[Path, ...] = ()) -> None:
     """Log that something is about to be compiled, unless a process has compiled this version of it before.
 
     `files`: the sources that the machine code depends on, beside `version`.
     """
-    marker = Path(
-        config.CACHE_DIR or cache_folder(), "-".join(filter(None, (version, _digest(files), numba.__version__)))
-    )
+    marker = compilation_marker(version, files)
     if not marker.exists():
         _log.warning("compiling %s (once, some seconds)", what)
         with suppress(OSError):
@@ -61,7 +55,7 @@ def compiled(function: Function) -> Function:
     """Compile a function that Python calls, and cache its machine code."""
     before = config.CACHE_DIR
     try:
-        config.CACHE_DIR = str(Path(before or cache_folder(), _digest(_files_called(cast("FunctionType", function)))))
+        config.CACHE_DIR = str(Path(before or compiled_folder(), digest(_files_called(cast("FunctionType", function)))))
         return cast("Function", njit(cache=True, **_OPTIONS)(function))
     except RuntimeError:
         _log.warning("no writable folder for compiled code: it is compiled at every start; set LENGTHWISE_CACHE")
@@ -106,6 +100,55 @@ def compiled_copy(function: Function, *called: Callable[..., object]) -> Functio
     return cast("Function", compiled(FunctionType(plain.__code__, {**plain.__globals__, **known}, plain.__name__)))
 
 
+class Form(Protocol):
+    """What a compiled function is run as: `as_compiled`, or `interpreted`."""
+
+    def __call__(self, function: Function, /) -> Function:
+        """Return the function in this form."""
+
+
+def as_compiled(function: Function) -> Function:
+    """Return the compiled function itself."""
+    return function
+
+
+def interpreted(function: Function) -> Function:
+    """Return what a compiled function computes, to the last bit, in Python: much slower, and nothing is compiled.
+
+    The functions that it calls are in Python too. The functions of NumPy that it calls on numbers are those of the C
+    library, as in compiled code: NumPy's own may differ in the last bit.
+    """
+    return cast("Function", _interpreted(function))
+
+
+@cache
+def _interpreted(function: Any) -> Callable[..., Any]:
+    plain = _in_python(function.py_func)
+
+    def run(*arguments: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return plain(*arguments)
+
+    return run
+
+
+def _in_python(function: FunctionType) -> FunctionType:
+    known = dict(function.__globals__)
+    for name in function.__code__.co_names:
+        value: Any = known.get(name)
+        if is_jitted(value):
+            known[name] = _in_python(value.py_func)
+        elif value is np:
+            known[name] = _NUMPY_OF_NUMBERS
+    return FunctionType(function.__code__, known, function.__name__, function.__defaults__)
+
+
+_NUMPY_OF_NUMBERS: Final = SimpleNamespace(
+    int64=np.int64, uint64=np.uint64, minimum=min, maximum=max, arcsinh=math.asinh
+)
+"""What interpreted functions call of NumPy; another function is an AttributeError, for a test to find."""
+
+
 def _files_called(function: FunctionType) -> list[Path]:
     """Return the files of the compiled functions that a function may call, directly or not, except its own file."""
     files: set[str] = set()
@@ -119,11 +162,6 @@ def _files_called(function: FunctionType) -> list[Path]:
             files.update(each.__code__.co_filename for each in called)
             pending += called
     return sorted(map(Path, files - {function.__code__.co_filename}))
-
-
-def _digest(files: Sequence[Path]) -> str:
-    """Return a name for the contents of files; none for no files."""
-    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16] if files else ""
 
 
 def _widened(argument: Any) -> Any:

@@ -101,7 +101,7 @@ def test_a_report_is_one_page_with_its_plots_inside(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert f"report: {page}" in result.stdout.replace("\n", "")
     text = page.read_text(encoding="utf-8")
-    assert text.count('drawFigure("figure') == 4
+    assert text.count('data-figure="figure') == 4
     assert "<script src" not in text
 
 

@@ -54,7 +54,7 @@ def test_a_report_of_a_sweep_is_one_page_with_the_verdict_and_the_command(sweep:
     result = invoke(sweep, "--report", str(page))
     assert result.exit_code == 0, result.output
     text = page.read_text(encoding="utf-8")
-    assert text.count('drawFigure("figure') == 4
+    assert text.count('data-figure="figure') == 4
     assert result.stdout.split(". ")[0] in text
     assert "<dt>Seed</dt><dd>0 to 1</dd>" in text
 

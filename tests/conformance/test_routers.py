@@ -54,11 +54,15 @@ tokens = st.integers(0, 3000)
 
 
 class AnyRouter(RuleBasedStateMachine):
-    """Engines join and leave; jobs are sent, with correct and wrong events."""
+    """Engines join and leave; jobs are sent, with correct and wrong events.
+
+    A twin, in which nothing is compiled, does the same to the last bit.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.router: Router = make_router("random")
+        self.twin: Router = make_router("random")
         self.up: dict[EngineId, EngineInfo] = {}
         self.sent: dict[str, EngineId] = {}
         self.events: list[Event] = []
@@ -67,17 +71,21 @@ class AnyRouter(RuleBasedStateMachine):
 
     @initialize(spec=st.sampled_from(SPECS))
     def start(self, spec: str) -> None:
-        self.router = make_router(spec)
+        self.router, self.twin = make_router(spec), make_router(spec)
+        if isinstance(self.twin, BaseRouter):
+            self.twin.interpret()
         assert self.router.name == spec
 
     @rule(info=infos)
     def engine_up(self, info: EngineInfo) -> None:
-        self.router.engine_up(info)
+        for router in (self.router, self.twin):
+            router.engine_up(info)
         self.up[info.id] = info
 
     @rule(name=names)
     def engine_down(self, name: EngineId) -> None:
-        self.router.engine_down(name)
+        for router in (self.router, self.twin):
+            router.engine_down(name)
         self.up.pop(name, None)
         self.sent = {job: engine for job, engine in self.sent.items() if engine != name}
 
@@ -97,6 +105,7 @@ class AnyRouter(RuleBasedStateMachine):
             return
         weighed = self.router.weigh(job, self.now, some) if isinstance(self.router, ExplainingRouter) else {}
         decision = self.router.choose(job, self.now, some)
+        assert self.twin.choose(job, self.now, some) == decision
         assert decision.engine in allowed
         assert not weighed or set(weighed) == allowed
         if weighed:
@@ -125,7 +134,7 @@ class AnyRouter(RuleBasedStateMachine):
                 del self.sent[job]
         else:
             event = Admitted(job, engine, self.now - ago)
-        self.router.observe(event)
+        self._observe(event)
         self.events.append(event)
 
     @precondition(lambda self: self.events)
@@ -134,13 +143,17 @@ class AnyRouter(RuleBasedStateMachine):
         event = self.events[number % len(self.events)]
         if isinstance(event, Finished) and self.sent.get(event.job) == event.engine:
             del self.sent[event.job]  # an event of an earlier attempt on that engine cannot be distinguished
-        self.router.observe(event)
+        self._observe(event)
 
     @rule(engine=names, running=st.integers(0, 5), waiting=st.integers(0, 5), use=st.none() | st.floats(0, 1))
     def scrape(self, engine: EngineId, running: int, waiting: int, use: float | None) -> None:
-        self.router.observe(Scraped(engine, self.now, running, waiting, use))
+        self._observe(Scraped(engine, self.now, running, waiting, use))
         if isinstance(self.router, LedgerRouter):
             self.sent = {job: there for job, there in self.sent.items() if job in self.router.ledger}
+
+    def _observe(self, event: Event) -> None:
+        for router in (self.router, self.twin):
+            router.observe(event)
 
     @invariant()
     def counts_are_right(self) -> None:

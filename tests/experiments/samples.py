@@ -24,6 +24,6 @@ def check_output(output: Output) -> None:
         go.Figure({"data": data, "layout": layout})  # raises on a name or a value that Plotly does not know
     page = output.html()
     assert page.startswith("<!doctype html>")
-    assert page.count('drawFigure("figure') >= len(output.figures)
+    assert page.count('data-figure="figure') >= len(output.figures)
     again = Output.from_cache(json.loads(json.dumps(output.to_cache())))
     assert again.to_cache() == output.to_cache()  # not the page, which states the time

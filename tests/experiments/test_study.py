@@ -4,14 +4,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import experiments.__main__ as command
-from experiments import NAMES
+from experiments import NAMES, log
 from experiments.study import Call, Claim, Run, SeededGrid, Study, sections, table_of
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
@@ -93,7 +93,7 @@ class TestRunner:
         assert "Squares" in printed.out
         assert "the last over the first" in printed.out
         assert "numbers are small" in printed.err
-        assert "about 10 min" in printed.err
+        assert "this takes about 20 min on 1 core" in printed.err, "declared for two cores"
         assert Path("out/experiments/toy.html").read_text(encoding="utf-8").startswith("<!doctype html>")
         facts = json.loads(Path("out/experiments/toy.json").read_text(encoding="utf-8"))
         assert facts["tables"][0]["rows"] == [["1"], ["4"], ["9"]]
@@ -129,6 +129,35 @@ class TestRunner:
         monkeypatch.setattr(command, "load", lambda _: replace(TOY, measure=stop))
         assert run("--quick") == 130
         assert capsys.readouterr().err == "interrupted; the same command resumes\n"
+
+    def test_a_run_is_logged_and_the_next_estimate_is_its_cpu_time(self, capsys: pytest.CaptureFixture[str]) -> None:
+        run()
+        run()
+        (entry,) = log.read(Path("out/experiments/log.jsonl"))
+        assert (entry.study, entry.quick, entry.computed, entry.cached) == ("toy", False, 3, 0)
+        assert entry.cpu_s is not None
+        assert entry.answer.startswith("Of 1 statements")
+        log.append(Path("own.jsonl"), replace(entry, cpu_s=3600.0))
+        capsys.readouterr()
+        assert run("--cache", "other", "--log", "own.jsonl") == 0
+        assert "this takes about 60 min on 1 core" in capsys.readouterr().err
+        assert len(log.read(Path("own.jsonl"))) == 2
+
+    def test_all_says_first_how_long_each_study_takes_and_which_are_finished(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        studies = {"toy": TOY, "other": replace(TOY, name="other", minutes=(20, 1))}
+        monkeypatch.setattr(command, "NAMES", ("toy", "other"))
+        monkeypatch.setattr(command, "load", studies.__getitem__)
+        assert run() == 0
+        capsys.readouterr()
+        assert run(name="all") == 0
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[:3] == [
+            "finished with this code, data and settings: toy",
+            "other: 40 min of CPU time (declared)",
+            "this takes about 40 min on 1 core; stopped and run again, it resumes",
+        ]
 
     def test_a_setting_replaces_a_field_of_the_grid(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("--json", "--set", "numbers=5,6") == 0
@@ -179,7 +208,7 @@ class TestRunner:
         assert command.main(["list"]) == 0
         printed = capsys.readouterr().out
         assert "How large is a square?" in printed
-        assert "10 min" in printed
+        assert "20 min" in printed
 
 
 def test_serial_studies_run_in_parallel_workers_and_then_come_from_the_cache(
@@ -193,7 +222,9 @@ def test_serial_studies_run_in_parallel_workers_and_then_come_from_the_cache(
                 assert isinstance(task, Call)
                 name, grid, cache = task.arguments
                 ran.append(name)
-                yield number, {"seconds": studies[name].run(grid, ResultCache(cache)).seconds}
+                took = studies[name].run(grid, ResultCache(cache)).took
+                assert took is not None
+                yield number, asdict(took)
 
         return work
 
@@ -278,6 +309,13 @@ def test_every_study_is_listed_under_the_name_of_its_module(capsys: pytest.Captu
     assert command.main(["list"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in NAMES)
+
+
+def test_the_quick_grids_take_a_fifteenth_of_the_time() -> None:
+    runs = log.read(log.KEPT)
+    studies = [command.load(name) for name in NAMES]
+    full, quick = (sum(command.cpu_s(study, runs, quick=quick)[0] for study in studies) for quick in (False, True))
+    assert quick < full / 15
 
 
 def test_one_seed_has_no_interval() -> None:

@@ -19,12 +19,15 @@ from experiments.tie_rivals import (
     measure,
     r_squared,
     read_rows,
-    write_rows,
+    rows_table,
 )
+from lengthwise.errors import InputError
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.training.data import PromptTable
 from lengthwise.workloads import castillo_workload, load_castillo
 from tests.experiments.samples import check_output
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,11 @@ def test_the_networks_predict_prompts_that_they_were_not_trained_on(small: Rival
     assert served.sigma.ratio < served.sigma_ceiling
 
 
+def test_every_kept_network_of_tie_is_scored(small: RivalsResult) -> None:
+    assert small.networks[0].network == "tie"
+    assert all(each.mu.low < each.mu.ratio < each.mu.high for each in small.networks)
+
+
 def test_r_squared_is_1_for_the_truth_and_0_for_its_mean() -> None:
     true = np.random.default_rng(0).normal(size=500)
     assert r_squared(true, true[None]).ratio == 1.0
@@ -84,28 +92,43 @@ def test_tables_are_complete(small: RivalsResult) -> None:
     check_output(STUDY.output(small))
 
 
-def test_outputs_of_a_training_are_kept_as_rows(tmp_path: Path) -> None:
-    table = PromptTable.of(load_castillo())
-    prompts = np.arange(5, 25)
+def trainings(names: list[str], llms: tuple[str, ...], prompts: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return what scripts/gpu_papers.py writes, with random outputs."""
     rng = np.random.default_rng(0)
-    made: dict[str, Any] = {
-        f"{rival}_{seed}": rng.normal(5, 1, (len(prompts), len(table.llms) + 1, width)).astype(np.float16)
-        for seed, rivals in ((0, ("ssjf", "ltr", "tie")), (1, ("ssjf",)))
-        for rival, width in (("ssjf", 2), ("ltr", 1), ("tie", 4))
-        if rival in rivals
-    }
-    np.savez(tmp_path / "rivals.npz", prompts=prompts, **made)
-    count = write_rows(tmp_path / "rivals.npz", tmp_path / "rows.parquet")
-    kept = read_rows(tmp_path / "rows.parquet")
-    assert len(kept) == 1  # a seed with one network of three is left out
+    widths = {"ssjf": 2, "ltr": 1}
+    arrays: dict[str, Any] = {"prompts": np.arange(5, 5 + prompts)}
+    for name in names:
+        shape = (prompts, len(llms), widths.get(name.split("_")[0], 4))
+        arrays[name] = rng.normal(5, 1, shape).astype(np.float16)
+    return [{"name": name, "llms": llms} for name in names], arrays
+
+
+def test_outputs_of_trainings_are_kept_as_rows_of_the_served_llm() -> None:
+    table = PromptTable.of(load_castillo())
+    results, arrays = trainings(["ssjf_0", "ltr_0", "tie_0", "tie-all_0", "ssjf_1", "classes_0"], table.llms, 20)
+    kept = rows_table(results, arrays, table.about)
+    assert len(kept) == 20  # the seed with one network of three is left out
     llm = next(number for number, name in enumerate(table.llms) if "Llama-3.1-8B" in name)
-    assert count == len(kept[0]) == (table.lengths[prompts, llm] > 0).any(axis=1).sum()
-    corpora, names = table.column("corpus"), table.column("prompt_id")
-    for place, prompt in enumerate(prompts):
-        row = kept[0].get((table.llms[llm], corpora[prompt], names[prompt]))
-        assert row is None or row[0] == made["ssjf_0"][place, llm, 0]
+    assert set(kept["llm"].to_pylist()) == {table.llms[llm]}
+    assert kept["prompt_id"].to_pylist() == table.column("prompt_id")[5:25]
+    assert kept["ssjf"].to_pylist() == arrays["ssjf_0"][:, llm, 0].tolist()
+    assert kept["mu tie-all"].to_pylist() == arrays["tie-all_0"][:, llm, 0].tolist()
+    assert (kept["sigma"].to_numpy() > 0).all()
+
+
+def test_a_network_that_a_seed_lacks_is_missing_there() -> None:
+    table = PromptTable.of(load_castillo())
+    names = [f"{network}_{seed}" for seed in (0, 1) for network in ("ssjf", "ltr", "tie")]
+    kept = rows_table(*trainings([*names, "tie-mpnet_1"], (table.llms[0], LLAMA), 4), table.about)
+    assert kept["mu tie-mpnet"].null_count == 4
+
+
+def test_results_without_a_whole_seed_are_refused() -> None:
+    table = PromptTable.of(load_castillo())
+    with pytest.raises(InputError, match="no seed with all of ssjf, ltr, tie"):
+        rows_table(*trainings(["ssjf_0"], (LLAMA,), 4), table.about)
 
 
 def test_a_study_without_kept_rows_names_the_command_that_makes_them(tmp_path: Path) -> None:
-    assert "configs/rivals.yaml" in str(STUDY.needs(RivalsGrid(rows=tmp_path / "none.parquet")))
+    assert "configs/papers.yaml" in str(STUDY.needs(RivalsGrid(rows=tmp_path / "none.parquet")))
     assert STUDY.needs(RivalsGrid()) is None

@@ -21,6 +21,8 @@ def body_of(**fields: object) -> tuple[ChatBody, bytes]:
     [
         ({b"x-session-id": b"h"}, {"session_id": "m"}, "h"),
         ({}, {"session_id": "m"}, "m"),
+        ({b"x-session-id": b""}, {"session_id": "m"}, "m"),
+        ({b"x-session-id": b"h" * 300}, None, "h" * 256),
         ({}, {"session_id": 3}, None),
         ({}, {"session_id": "x" * 300}, "x" * 256),
         ({}, None, None),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lengthwise.lengths import Point
 from lengthwise.policies import Job, PolicyQueue, make_policy
-from lengthwise.policies.sessions import MAX_SESSIONS, MAX_TENANTS, _ByRest
+from lengthwise.policies.sessions import MAX_SESSIONS, MAX_TENANTS, MAX_WORK, _ByRest, _Turns
 
 SLOTS = 2
 
@@ -50,6 +50,33 @@ def test_a_session_near_its_end_comes_before_one_that_begins() -> None:
         play(queue, f"past {number}", 10)
     play(queue, "old", 9)
     assert order(queue, turn("new"), turn("old")) == ["old", "new"]
+
+
+def test_the_turns_to_come_are_those_of_complete_sessions() -> None:
+    turns = _Turns()
+    for length in (3, 5) * 500:
+        for number in range(1, length + 1):
+            turns.follow(number)
+            turns.finish(number, 100.0)
+    expected = {1: 3.0, 2: 2.0, 3: 1.0, 4: 1.0, 5: 0.0}
+    assert {turn: turns.further(turn, 0.0) for turn in expected} == pytest.approx(expected, rel=0.05)
+
+
+def test_turns_that_wait_say_nothing_of_the_turns_to_come() -> None:
+    state = _ByRest(2.0, 8192.0, lambda: SLOTS)
+
+    def enter(session: str, turn: int) -> Job:
+        job = Job(f"{session} {turn}", 0.0, prediction=Point(50), session=session)
+        state.enter(job)
+        return job
+
+    for number in range(20):
+        for turn in range(6):
+            state.finished(enter(f"past {number}", turn))
+    before = state.tenants[""].all.further(1, 0.5)
+    for number in range(200):
+        enter(f"waiting {number}", 0)
+    assert state.tenants[""].all.further(1, 0.5) == before > 3.5
 
 
 def test_what_a_tenant_claims_changes_nothing_for_another() -> None:
@@ -98,7 +125,7 @@ def test_no_request_is_overtaken_by_one_that_more_work_came_before(
     for number, (tokens, session, tenant, pops) in enumerate(traffic):
         job = Job(str(number), float(number), prediction=Point(tokens), session=str(session), tenant=tenant)
         arrived[job.id] = work
-        work += max(1.0, min(job.expected, most)) / SLOTS
+        work += max(1.0, min(job.expected, MAX_WORK)) / SLOTS
         queue.push(job, float(number))
         admitted += [first for _ in range(pops) if (first := queue.pop(float(number))) is not None]
     while (last := queue.pop(1e3)) is not None:

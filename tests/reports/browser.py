@@ -46,6 +46,7 @@ window.addEventListener('load', () => drawn().then(() => setTimeout(() => {
   const label = document.querySelector('.js-plotly-plot .xtick text');
   window.parent.inspection({
     plots: plots.length,
+    legend: Array.from(document.querySelectorAll('.legendtext')).map(name => name.textContent),
     drawn: plots.map(plot => plot.querySelectorAll('.trace, .hm image, .point, .bars').length),
     widths: plots.map(plot => plot.querySelector('svg').clientWidth),
     errors: window.errors,

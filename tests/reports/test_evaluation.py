@@ -32,7 +32,7 @@ def test_a_missing_score_is_a_dash_and_left_out_samples_are_noted(found: Evaluat
 
 def test_the_page_is_interactive_opens_with_the_verdict_and_escapes_names(found: Evaluation) -> None:
     page = evaluation_document(found).html()
-    assert page.count('drawFigure("figure') == 3
+    assert page.count('data-figure="figure') == 3
     assert "<img alt" not in page
     assert "<h1>The error of knows &lt;all&gt; is " in page
     assert "% smaller than that of a constant per LLM.</h1>" in page

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from lengthwise.reports.latency_figures import figures
-from lengthwise.reports.page import Origin
+from lengthwise.reports.page import Figure, Origin, html_page
 from lengthwise.reports.simulation import grid_document, runs_of
+from lengthwise.reports.tables import Table
 from tests.reports.browser import inspect
 from tests.reports.test_simulation import grid
 
@@ -34,6 +35,14 @@ def test_with_a_dark_colour_scheme_the_page_is_dark_and_text_light(tmp_path: Pat
     assert (light["paper"], light["ink"]) == ("rgb(255, 255, 255)", "rgb(31, 38, 44)")
     assert (dark["paper"], dark["ink"]) == ("rgb(20, 24, 28)", "rgb(228, 233, 238)")
     assert dark["axis_text"] == dark["ink"]
+
+
+def test_the_legend_shows_tags_as_text_and_says_which_series_coincide(tmp_path: Path) -> None:
+    names = ("<b>fcfs</b>", "sjf & tie")
+    data = [{"type": "scatter", "name": name, "x": [1, 2], "y": [3, 4]} for name in names]
+    table = Table("t", ("a", "b"), [["1", "2"]])
+    page = html_page("t", [table], figures=[Figure("f", "", data, {"xaxis": {}, "yaxis": {}})])
+    assert inspect(page, tmp_path)["legend"] == ["<b>fcfs</b>", "sjf & tie (coincides with <b>fcfs</b>)"]
 
 
 def test_a_click_on_a_heading_sorts_a_table_by_value_not_by_text(tmp_path: Path) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import math
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lengthwise
+from lengthwise.cli.output import need_report
+from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio
 from lengthwise.reports import page as page_module
 from lengthwise.reports.page import (
@@ -23,6 +28,7 @@ from lengthwise.reports.page import (
     colours,
     command_line,
     html_page,
+    html_templates,
     interval_bars,
     numbers_of,
     panel,
@@ -55,8 +61,28 @@ def test_the_page_has_verdict_origin_figures_tables_and_the_command_in_this_orde
 
 def test_names_are_escaped_and_cannot_end_the_script() -> None:
     page = html_page("x", [], figures=[Figure("a<b", "", [{"type": "scatter", "name": "</script>"}], {})])
-    assert '"name": "<\\/script>"' in page
+    (data,) = re.findall(r'data-figure="figure0">(.*?)</script>', page)
+    assert json.loads(data)["data"] == [{"type": "scatter", "name": "&lt;/script&gt;"}]
     assert "<h2>a&lt;b</h2>" in page
+
+
+def test_tags_in_the_names_of_series_and_rows_are_text_to_plotly_and_its_own_are_kept() -> None:
+    layout = {"yaxis": {"categoryarray": ["<i>row</i>"]}, "annotations": [{"text": "<b>title</b>"}], "height": 7}
+    trace = {"name": "<b>a</b>", "x": [1.5], "y": ["<i>row</i>"], "hovertemplate": "%{x}<br>"}
+    assert Figure("", "", [trace], layout).plotly == {
+        "data": [
+            {"name": "&lt;b&gt;a&lt;/b&gt;", "x": [1.5], "y": ["&lt;i&gt;row&lt;/i&gt;"], "hovertemplate": "%{x}<br>"}
+        ],
+        "layout": {**layout, "yaxis": {"categoryarray": ["&lt;i&gt;row&lt;/i&gt;"]}},
+    }
+
+
+def test_without_jinja_the_error_names_it_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    html_templates.cache_clear()
+    need_report(None)
+    with pytest.raises(InputError, match="HTML reports need Jinja2, which is not installed; run: pip install"):
+        need_report(tmp_path / "report.html")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +125,7 @@ def test_titles_cells_notes_and_origin_are_escaped() -> None:
 
 def test_the_sentences_after_the_headline_are_a_lead() -> None:
     page = html_page("x", [], verdict=Verdict("It helps.", ("By 20 %.", "At a price.")))
-    assert '<h1>It helps.</h1><p class="lead">By 20 %. At a price.</p>' in page
+    assert '<h1>It helps.</h1>\n<p class="lead">By 20 %. At a price.</p>' in page
     assert '<p class="subject">x</p>' in page
 
 

@@ -74,7 +74,7 @@ def test_the_page_opens_with_the_ratio_beside_the_papers() -> None:
     assert (
         "<h1>The error of the prompt alone is 2.00 times that of the probe with it (95 % interval 1.50 to 2.50)" in page
     )
-    assert page.count('drawFigure("figure') == 2
+    assert page.count('data-figure="figure') == 2
     assert shown.facts["out"] == "probe.lw"
 
 

@@ -44,7 +44,7 @@ def test_the_page_opens_with_the_verdict_and_escapes_tenants(found: TrafficEvalu
     page = shown.html()
     assert "<h1>Half of the 400 predictions were off by less than a factor of 1." in page
     assert "<td>a&lt;b&gt;</td>" in page
-    assert page.count('drawFigure("figure') == 4
+    assert page.count('data-figure="figure') == 4
     assert "a<b>" not in page
     assert '"scored": 400' in to_json(shown.facts)
 

@@ -24,7 +24,7 @@ from lengthwise.simulator.routing import (
     unmeasured_note,
 )
 from lengthwise.workloads import Workload
-from lengthwise.workloads.generators import DiscreteLengths, react_workload
+from lengthwise.workloads.generators import DiscreteLengths, into_sessions, react_workload
 from tests.simulator.builders import UNEVEN, engine, fleet, requests
 
 COMPARE_COSTS = ("least_outstanding", "least_load", "dynamo", "lengthwise")
@@ -58,6 +58,20 @@ def test_every_router_serves_all_requests_deterministically_and_explaining_chang
             assert sums[chosen] == pytest.approx(min(sums.values()), rel=1e-9)
         else:
             assert list(costs) == [chosen]
+
+
+def test_the_turns_of_a_session_stay_on_the_engine_that_holds_its_prefix() -> None:
+    apart = shared_prefixes(rate=2.0).replace(tenant=None)
+    turns = into_sessions(apart, turns=4, think_s=1.0, seed=0, closed_loop=True)
+    engines = Fleet.parse("3*llama-3-8b@a100").limited_to(max_num_seqs=8)
+    followed = np.flatnonzero(turns.next_turn >= 0)
+
+    def stays(router: str) -> float:
+        served_by = simulate(turns, engines, "sessions(fcfs)", predictor="oracle", router=router).engine
+        return float((served_by[followed] == served_by[turns.next_turn[followed]]).mean())
+
+    assert stays("round_robin") < 0.5
+    assert stays("lengthwise") > 0.8
 
 
 class RecordingRouter:

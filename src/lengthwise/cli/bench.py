@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lengthwise.cli.output import SloE2e, SloPerToken, SloTpot, SloTtft, need_folder, show
+from lengthwise.cli.output import SloE2e, SloPerToken, SloTpot, SloTtft, need_report, show
 from lengthwise.defaults import DEFAULT_POLICY
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
@@ -89,7 +89,7 @@ def bench(
     from lengthwise.bench.run import BenchPlan
     from lengthwise.bench.store import BenchStore, read_measured
 
-    need_folder(report, "--report", ".html")
+    need_report(report)
     limits = LatencyLimits.given(slo_ttft, slo_tpot, slo_e2e, slo_per_token)
     store = BenchStore(out)
     if not no_run:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli.lengths import load_samples
-from lengthwise.cli.output import AsJson, OnlyCorpus, OnlyLlm, Report, SampleSource, need_folder, show
+from lengthwise.cli.output import AsJson, OnlyCorpus, OnlyLlm, Report, SampleSource, need_report, show
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import CAP
 from lengthwise.predictors.evaluation import run
@@ -49,7 +49,7 @@ def evaluate(
 
     Example: `lengthwise evaluate --from traffic/ --report production.html`
     """
-    need_folder(report, "--report", ".html")
+    need_report(report)
     if traffic is not None:
         if predictor is not None:
             raise InputError(f"--from scores what was served, not '{predictor}'", hint="leave the predictor out")

@@ -11,7 +11,7 @@ import typer
 
 from lengthwise.errors import InputError
 from lengthwise.files import atomic_path
-from lengthwise.reports.page import Document
+from lengthwise.reports.page import Document, html_templates
 from lengthwise.reports.tables import print_tables, to_json
 
 if TYPE_CHECKING:  # pyarrow is an extra
@@ -50,6 +50,13 @@ def need_folder(path: Path | None, option: str, suffix: str = "") -> None:
         raise InputError("no such folder", source=path.parent, hint=f"create it, or choose another {option}")
     if not os.access(path.absolute().parent, os.W_OK):
         raise InputError("cannot be written to", source=path.parent, hint=f"choose another {option}")
+
+
+def need_report(path: Path | None) -> None:
+    """Raise InputError before any work if the page at `path` cannot be made or written."""
+    need_folder(path, "--report", ".html")
+    if path is not None:
+        html_templates()
 
 
 def note(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from lengthwise.cli.model_options import options_from, validated
-from lengthwise.cli.output import LIMITS, AsJson, Report, need_folder, note, show
+from lengthwise.cli.output import LIMITS, AsJson, Report, need_report, note, show
 from lengthwise.defaults import COMPARED_POLICIES, DEFAULT_ROUTER
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
@@ -107,7 +107,7 @@ def plan(
 
     Exit code 1 if no policy attains the target with the most engines.
     """
-    need_folder(report, "--report", ".html")
+    need_report(report)
     names, prices = engine or [_ENGINE], price or []
     _check_prices(names, prices)
     slo = LatencyLimits.given(slo_ttft, slo_tpot, slo_e2e, slo_per_token)

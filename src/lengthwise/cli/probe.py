@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lengthwise.cli.output import AsJson, need_folder, show
+from lengthwise.cli.output import AsJson, need_folder, need_report, show
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin
 from lengthwise.reports.progress import late_bar
@@ -42,7 +42,7 @@ def train(
     Example: `lengthwise probe train states/ -o probe.lw`
     """
     need_folder(out, "--out")
-    need_folder(report, "--report", ".html")
+    need_report(report)
     from lengthwise.predictors.probe import log_bins, paper_bins, write_probe
     from lengthwise.reports.probe import probe_document
     from lengthwise.training.probe.learn import ProbeRecipe, train_probe

@@ -19,6 +19,7 @@ from lengthwise.cli.output import (
     SloTpot,
     SloTtft,
     need_folder,
+    need_report,
     note,
     show,
     write_parquet,
@@ -98,7 +99,7 @@ def replay(
     Exit code 1 if more than --max-failed of the requests fail; 20 failures in a row end the load. 130 after Ctrl-C.
     """
     need_folder(out, "--out")
-    need_folder(report, "--report", ".html")
+    need_report(report)
     if rate is not None and sweep is not None:
         raise InputError("both --rate and --sweep", hint="give one of them")
     if out is not None and (sweep is not None or "," in (rate or "")):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lengthwise.cli.output import AsJson, MaxNumSeqs, need_folder, show
+from lengthwise.cli.output import AsJson, MaxNumSeqs, need_report, show
 from lengthwise.defaults import DEFAULT_POLICY
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
@@ -60,7 +60,7 @@ def report(
 
     Example: `lengthwise report traffic/ --policy lengthwise,sjf`
     """
-    need_folder(page, "--report", ".html")
+    need_report(page)
     if first.is_dir():
         if second is not None:
             raise InputError("a folder is shown alone", source=second, hint="name one folder, or two files")

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from lengthwise.cli.model_options import options_from, validated
-from lengthwise.cli.output import SloE2e, SloPerToken, SloTpot, SloTtft, need_folder, note, show, write_parquet
+from lengthwise.cli.output import (
+    SloE2e,
+    SloPerToken,
+    SloTpot,
+    SloTtft,
+    need_folder,
+    need_report,
+    note,
+    show,
+    write_parquet,
+)
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
@@ -124,7 +134,7 @@ def simulate(
     if explain and len(plan.fleet) == 1:
         raise InputError("one engine leaves no choice to explain", field="explain", hint="give a --fleet of several")
     need_folder(out, "--out", ".parquet")
-    need_folder(report, "--report", ".html")
+    need_report(report)
     draw = drawn_from.draws(own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats, on_note=note)
     with late_bar() as bar:
         grid = run_grid(plan, draw, on_progress=bar)

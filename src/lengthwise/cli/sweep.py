@@ -9,7 +9,7 @@ import pyarrow as pa
 import typer
 
 from lengthwise.cache import cache_home
-from lengthwise.cli.output import AsJson, Report, need_folder, show, write_parquet
+from lengthwise.cli.output import AsJson, Report, need_folder, need_report, show, write_parquet
 from lengthwise.errors import InputError
 from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.page import Origin, this_machine
@@ -45,7 +45,7 @@ def sweep(
     Example: `lengthwise sweep configs/sweep.yaml --jobs 8 --report sweep.html`
     """
     need_folder(out, "--out", ".parquet")
-    need_folder(report, "--report", ".html")
+    need_report(report)
     config = read_sweep(file)
     workers = in_processes(jobs) if ray is None else on_ray(ray)
     with late_bar() as bar:

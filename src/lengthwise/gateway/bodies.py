@@ -190,10 +190,9 @@ class CompletionBody(_Part):
     def _session(self, headers: Mapping[bytes, bytes]) -> str | None:
         """Return the session that the client names, in a header or `metadata.session_id`."""
         header = headers.get(b"x-session-id")
-        if header is not None:
-            return header.decode("latin-1")
         declared = self.metadata.get("session_id") if isinstance(self.metadata, dict) else None
-        return declared[:_MAX_NAME] if isinstance(declared, str) and declared else None
+        named = header.decode("latin-1") if header else declared
+        return named[:_MAX_NAME] if isinstance(named, str) and named else None
 
     def _template(self, headers: Mapping[bytes, bytes]) -> str | None:
         """Return the template that the client declares, in a header or `metadata`."""

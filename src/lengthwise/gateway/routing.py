@@ -12,9 +12,8 @@ from lengthwise.client.scrape import EngineGauges, EngineMemory
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
 from lengthwise.prefixes import BLOCK_TOKENS
-from lengthwise.routers import ROUTERS, Admitted, EngineInfo, Event, Finished, Router, Scraped, make_router
-from lengthwise.specs import parse_spec
-from lengthwise.version import ROOT
+from lengthwise.routers import Admitted, EngineInfo, Event, Finished, Router, Scraped, make_router
+from lengthwise.routers.compilation import announce_router
 
 _log = logging.getLogger(__name__)
 _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens
@@ -169,11 +168,7 @@ class RouterAdapter:
 def warm_router(name: str) -> Router:
     """Return a new router, compiled: compilation takes seconds once per machine, and no request may wait for it."""
     trial = make_router(name)
-    base = parse_spec(name, "router").base
-    if base in ROUTERS and ROUTERS[base][0] != "base":  # those in `base` are not compiled
-        from lengthwise.compiled import announce  # needs Numba, which the others do without
-
-        announce(f"the router {base}", f"router-{base}", tuple(sorted((ROOT / "routers").glob("*.py"))))
+    announce_router(name)
     trial.engine_up(EngineInfo(0))
     trial.engine_up(EngineInfo(1, kv_tokens=2 * BLOCK_TOKENS))
     for number in range(4):

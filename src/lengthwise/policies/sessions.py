@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,46 +16,65 @@ from lengthwise.policies.protocol import Rounds, Slots, one_slot
 from lengthwise.policies.wrappers import NestedRounds, RoundsWrapper
 
 TOKENS_PER_ROUND: Final = 16.0  # per slot, as under `lengthwise`
+MAX_WORK: Final = 8192.0  # of one turn, in tokens
 MAX_TURNS: Final = 128  # of a session that are counted apart
 MAX_SESSIONS: Final = 4096  # of one tenant, the last used; likewise jobs whose rest is remembered
 MAX_TEMPLATES: Final = 256  # of one tenant
 MAX_TENANTS: Final = 1024
 MAX_SEARCHED: Final = 1024  # of a prompt's last blocks, for the turn that it continues
-_PRIOR_SESSIONS: Final = 4.0  # with which a template begins: those of its tenant
+_PRIOR_TURNS: Final = 4.0  # with which a count begins: a template's as its tenant's, that of a number as of all numbers
 _FADE_AT: Final = 4096.0  # turns: then all counts of a template are halved
-_FIRST_FURTHER, _FIRST_LENGTH = 1.0, 256.0  # turns to come and tokens of one, where nothing was seen
+_FIRST_FOLLOWED, _FIRST_LENGTH = 0.5, 256.0  # share of turns that another follows, and tokens, where nothing was seen
 
 _V = TypeVar("_V")
 
 
 @dataclass(slots=True)
 class _Turns:
-    """What sessions of one template, or of one tenant, have been like."""
+    """What turns of one template, or of one tenant, have been like.
 
-    reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros(MAX_TURNS + 1))
-    """How many sessions had a turn of each number."""
-    ended: float = 0.0
+    A turn that waits or runs counts neither as followed nor as the last: in an overload those are many, of long
+    sessions most.
+    """
+
+    ended: NDArray[np.float64] = field(default_factory=lambda: np.zeros(MAX_TURNS + 1))
+    """Turns of each number, from 1, that have ended."""
+    followed: NDArray[np.float64] = field(default_factory=lambda: np.zeros(MAX_TURNS + 1))
+    """Of these, how many another turn has followed."""
+    all_ended: float = 0.0
+    all_followed: float = 0.0
     tokens: float = 0.0
-    """Of the turns that ended."""
 
-    def count(self, turn: int) -> None:
-        self.reached[turn] += 1.0
-        if self.reached[1] > _FADE_AT:
-            self.reached *= 0.5
+    def follow(self, turn: int) -> None:
+        """Count a turn that has arrived."""
+        if turn > 1:
+            self.followed[turn - 1] += 1.0
+            self.all_followed += 1.0
 
-    def finish(self, tokens: int) -> None:
-        self.ended, self.tokens = self.ended + 1.0, self.tokens + tokens
-        if self.ended > _FADE_AT:
-            self.ended, self.tokens = 0.5 * self.ended, 0.5 * self.tokens
+    def finish(self, turn: int, tokens: float) -> None:
+        """Count a turn that has ended."""
+        self.ended[turn] += 1.0
+        self.all_ended, self.tokens = self.all_ended + 1.0, self.tokens + tokens
+        if self.all_ended > _FADE_AT:
+            self.ended *= 0.5
+            self.followed *= 0.5
+            self.all_ended, self.all_followed, self.tokens = (
+                0.5 * each for each in (self.all_ended, self.all_followed, self.tokens)
+            )
 
-    def further(self, turn: int, prior: float) -> float:
-        """Return the expected number of turns after this one."""
-        later = float(self.reached[turn + 1 :].sum())
-        return (later + _PRIOR_SESSIONS * prior) / (float(self.reached[turn]) + _PRIOR_SESSIONS)
+    def share_followed(self, prior: float) -> float:
+        """Return the share of turns that another follows."""
+        return min(1.0, (self.all_followed + _PRIOR_TURNS * prior) / (self.all_ended + _PRIOR_TURNS))
+
+    def further(self, turn: int, share: float) -> float:
+        """Return the expected number of turns after this one; `share` of turns that another follows, of any number."""
+        counted = self.ended[turn:] + _PRIOR_TURNS
+        shares = np.minimum(1.0, (self.followed[turn:] + _PRIOR_TURNS * share) / counted)
+        return float(np.cumprod(shares).sum())
 
     def length(self, prior: float) -> float:
         """Return the mean tokens of a turn."""
-        return (self.tokens + _PRIOR_SESSIONS * prior) / (self.ended + _PRIOR_SESSIONS)
+        return (self.tokens + _PRIOR_TURNS * prior) / (self.all_ended + _PRIOR_TURNS)
 
 
 @dataclass(slots=True)
@@ -113,6 +132,18 @@ def _recent(known: OrderedDict[Any, _V], name: Any, make: type[_V], most: int) -
     return found
 
 
+class _Entered(NamedTuple):
+    """What is remembered of a job until it ends."""
+
+    turn: int
+    before: float
+    """The work that had arrived."""
+    to_come: float
+    """Tokens of the turns after it."""
+    template: _Turns
+    tenant: _Turns
+
+
 @dataclass(slots=True)
 class _ByRest:
     """Rounds by place: the work that had arrived before a job, and the weighted rest of its session."""
@@ -123,60 +154,64 @@ class _ByRest:
     arrived: float = 0.0
     """Tokens of work per slot."""
     tenants: OrderedDict[str, _Tenant] = field(default_factory=OrderedDict)
-    entered: OrderedDict[str, tuple[float, float, _Turns, _Turns]] = field(default_factory=OrderedDict)
-    """By job: the work before it, tokens of the turns to come, and the records of its template and tenant."""
+    entered: OrderedDict[str, _Entered] = field(default_factory=OrderedDict)
+    """By job."""
 
     def enter(self, job: Job) -> int:
         tenant = _recent(self.tenants, job.tenant or "", _Tenant, MAX_TENANTS)
         session, template = tenant.session(job), tenant.template(job)
         session.turns = turn = min(session.turns + 1, MAX_TURNS)
-        # Expected before the turn is counted, so that the first of a kind does not predict itself to be the last.
-        further = template.further(turn, tenant.all.further(turn, _FIRST_FURTHER))
-        to_come = further * template.length(tenant.all.length(_FIRST_LENGTH))
         for record in (template, tenant.all):
-            record.count(turn)
-        self.entered[job.id] = self.arrived, to_come, template, tenant.all
+            record.follow(turn)
+        further = template.further(turn, template.share_followed(tenant.all.share_followed(_FIRST_FOLLOWED)))
+        to_come = further * template.length(tenant.all.length(_FIRST_LENGTH))
+        self.entered[job.id] = _Entered(turn, self.arrived, to_come, template, tenant.all)
         if len(self.entered) > MAX_SESSIONS * 16:
             self.entered.popitem(last=False)
         place = self._round(job, self.arrived, to_come)
-        self.arrived += max(1.0, min(job.expected, self.most)) / max(1, self.slots())
+        self.arrived += max(1.0, min(job.expected, MAX_WORK)) / max(1, self.slots())
         return place
 
     def _round(self, job: Job, before: float, to_come: float) -> int:
-        return int((before + self.weight * min(job.expected + to_come, self.most)) // TOKENS_PER_ROUND)
+        rest = job.expected + to_come
+        return int((before + self.weight * rest * self.most / (rest + self.most)) // TOKENS_PER_ROUND)
 
     def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
         known = self.entered.get(job.id)
-        return round_number if known is None else self._round(job, *known[:2])
+        return round_number if known is None else self._round(job, known.before, known.to_come)
 
     def admitted(self, round_number: int) -> None:
         """Do nothing: rounds do not depend on what is served."""
 
     def finished(self, job: Job) -> None:
         known = self.entered.pop(job.id, None)
-        if known is not None and job.used_tokens is None:
-            for record in known[2:]:
-                record.finish(job.generated)
+        if known is not None:
+            tokens = job.generated if job.used_tokens is None else job.expected
+            for record in (known.template, known.tenant):
+                record.finish(known.turn, tokens)
 
 
 @dataclass(frozen=True)
 class Sessions(RoundsWrapper):
     """The least predicted rest of the session first, aged: `sessions(fcfs)`, for agents that wait for their session.
 
-    round = (A + weight * min(rest, most)) // 16      (tokens per slot)
+    round = (A + weight * rest * most / (rest + most)) // 16      (tokens per slot)
     rest  = E[length] of this turn + E[turns to come] * E[length of a turn]
-    A     = work that arrived before it / slots; the work of a turn is its E[length], from 1 token to `most`
-    weight = 4; most = 8,192 tokens. In one round, the inner policy decides.
+    A     = work that arrived before it / slots; the work of a turn is its E[length], from 1 to 8,192 tokens
+    weight = 16; most = 2,048 tokens: a short rest adds about weight * rest, a long one less than weight * most. In one
+    round, the inner policy decides.
 
-    Turns to come after the k-th: (sessions seen with a turn j, over all j > k) / (sessions seen with a turn k), of the
-    tenant's sessions of this template; a template begins with 4 sessions of its tenant's, a tenant with 1 turn to come.
-    Lengths of turns likewise. A template without a name is the first block of the prompt, the system prompt. A session
-    without a name is the one whose last prompt this prompt continues. Both count within their tenant only. A request
-    without prediction has the wide prior's length; one alone is a session of one turn so far.
+    Turns to come after the k-th: the sum over n >= 1 of c_k * c_(k+1) * ... * c_(k+n-1). c_j is the share of the j-th
+    turns of the tenant's sessions of this template which another turn followed, of those that have ended (the estimate
+    of Kaplan and Meier: a turn that waits or runs says nothing yet). Each c_j begins with 4 turns like those of all
+    numbers of the template, these with 4 like the tenant's, and these with 4 of which another follows half. Lengths of
+    turns likewise, with 256 tokens. A template without a name is the first block of the prompt, the system prompt. A
+    session without a name is the one whose last prompt this prompt continues. Both count within their tenant only. A
+    request without prediction has the wide prior's length; one alone is a session of one turn so far.
 
     Claim. A request is overtaken only by requests that arrive before weight * most + 16 tokens of further work per slot
     have arrived, whatever its session and whatever sessions claim.
-    Proof. Its round begins at most weight * most above its A, and the round of a later request at or above A of that.
+    Proof. Its round begins less than weight * most above its A, and the round of a later request at or above A of that.
     QED. With n slots these are (weight * most + 16) * n tokens of work: no turn of a session waits for more than what
     is before it under first come, first served, and that. Priority is outside, as with `bounded`.
 
@@ -185,8 +220,8 @@ class Sessions(RoundsWrapper):
 
     kind = "sessions"
 
-    weight: float = parameter(4.0, minimum=0.0, maximum=64.0)
-    most: float = parameter(8192.0, minimum=1.0, maximum=131_072.0)
+    weight: float = parameter(16.0, minimum=0.0, maximum=64.0)
+    most: float = parameter(2048.0, minimum=1.0, maximum=131_072.0)
 
     @property
     def uses_predictions(self) -> bool:

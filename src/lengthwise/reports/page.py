@@ -11,19 +11,23 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
+from lengthwise.errors import InputError
+from lengthwise.reports.overlaps import panel_title, with_overlaps_shown, without_tags
 from lengthwise.reports.tables import Table, to_json
 from lengthwise.reports.verdict import Verdict
 from lengthwise.version import install_line, package_version
 
-if TYPE_CHECKING:  # it loads SciPy, which takes longer than most commands
-    from lengthwise.intervals import Ratio
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from lengthwise.intervals import Ratio  # it loads SciPy, which takes longer than most commands
 
 _SECRET: Final = ("--api-key", "--token")
 _STATIC: Final = Path(__file__).parent / "static"
@@ -94,6 +98,28 @@ class Figure:
     layout: dict[str, Any]
     height: int = 420
 
+    @property
+    def plotly(self) -> dict[str, Any]:
+        """Traces and layout for Plotly, which would read tags in the names of series and rows: they are escaped."""
+        data = [{key: _escaped(value) if key in _NAMES else value for key, value in each.items()} for each in self.data]
+        layout = {"height": self.height, **self.layout}
+        for name, axis in self.layout.items():
+            if isinstance(axis, dict) and "categoryarray" in axis:
+                layout[name] = {**axis, "categoryarray": _escaped(axis["categoryarray"])}
+        return {"data": data, "layout": layout}
+
+
+_NAMES: Final = ("name", "x", "y")  # fields of a trace that may hold names
+
+
+def _escaped(value: Any) -> Any:
+    """Return a text, or the texts of a sequence, without tags of their own; numbers are left as they are."""
+    if isinstance(value, str):
+        return html.escape(value, quote=False)
+    if isinstance(value, (list, tuple)):
+        return [_escaped(each) for each in value]
+    return value
+
 
 @dataclass(frozen=True)
 class Document:
@@ -122,74 +148,52 @@ def html_page(
     pictures: Mapping[str, str] | None = None,
 ) -> str:
     """Return the page: verdict and origin, figures, pictures (PNGs in base64 by title), tables, how to rerun."""
-    shown = [
-        f'<figure class="still"><img alt="{html.escape(name)}" src="data:image/png;base64,{data}"></figure>'
-        for name, data in (pictures or {}).items()
-    ]
-    if figures:
-        packed = base64.b64encode((_STATIC / "plotly-cartesian.min.js.gz").read_bytes()).decode()
-        plotly = f'<script type="text/plain" id="plotly">{packed}</script>'
-        drawn = (_drawn(figure, f"figure{i}") for i, figure in enumerate(figures))
-        shown = [f"{plotly}<script>{_static('figures.js')}</script>", *drawn, *shown]
-    body = "\n".join(table_html(table) for table in tables)
-    subject = f'<p class="subject">{html.escape(title)}</p>' if verdict else ""
-    verdict = verdict or Verdict(title)
-    lead = f'<p class="lead">{html.escape(verdict.lead)}</p>' if verdict.lead else ""
-    again = "" if origin is None else _rerun(origin)
-    facts = "" if origin is None else _origin(origin)
-    return _PAGE.format(
-        title=html.escape(title),
-        head=f"{subject}<h1>{html.escape(verdict.headline)}</h1>{lead}{facts}",
-        style=_static("page.css"),
-        shown="\n".join(shown),
-        tables=body,
-        rerun=again,
-        sort=_static("tables.js"),
+    return (
+        html_templates()
+        .get_template("page.html")
+        .render(
+            title=title,
+            tables=tables,
+            verdict=verdict,
+            origin=origin,
+            install_line=install_line("all", here=False),
+            figures=[replace(figure, data=with_overlaps_shown(figure.data, figure.layout)) for figure in figures],
+            pictures=pictures or {},
+        )
     )
-
-
-@cache
-def _static(name: str) -> str:
-    return (_STATIC / name).read_text(encoding="utf-8")
 
 
 def table_html(table: Table) -> str:
     """Return one table with its title and notes."""
-    head = "".join(f'<th scope="col"><button type="button">{html.escape(name)}</button></th>' for name in table.columns)
-    rows = "\n".join(_row(row, begins=i in table.rule_before) for i, row in enumerate(table.rows))
-    notes = "".join(f"<p>{html.escape(note)}</p>" for note in table.notes)
-    body = f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>"
-    return f'<section><h2>{html.escape(table.title)}</h2><div class="scroll">{body}</div>{notes}</section>'
+    return html_templates().get_template("table.html").render(table=table)
 
 
-def _row(row: Sequence[str], *, begins: bool) -> str:
-    cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
-    return f'<tr class="rule">{cells}</tr>' if begins else f"<tr>{cells}</tr>"
+@cache
+def html_templates() -> Environment:
+    """Return the templates of pages, in which what is shown is escaped; raises InputError without Jinja2."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined  # loaded for a page only
+        from markupsafe import Markup
+    except ModuleNotFoundError as error:
+        raise InputError("HTML reports need Jinja2, which is not installed", hint=f"run: {install_line()}") from error
+    templates = Environment(
+        loader=PackageLoader("lengthwise.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # `tojson` escapes what could end a script.
+    templates.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {"indent": None}}
 
+    def static(name: str) -> Markup:
+        return Markup((_STATIC / name).read_text(encoding="utf-8"))  # noqa: S704  (a file of ours)
 
-def _origin(origin: Origin) -> str:
-    names = {"Command": origin.command, "Version": f"lengthwise {origin.version}", "Date": origin.date}
-    names |= {"Seed": origin.seed or "none", "Hardware": origin.hardware}
-    items = "".join(f"<div><dt>{name}</dt><dd>{html.escape(value)}</dd></div>" for name, value in names.items())
-    return f"<dl>{items}</dl>"
+    def packed(name: str) -> str:
+        return base64.b64encode((_STATIC / name).read_bytes()).decode()
 
-
-def _rerun(origin: Origin) -> str:
-    lines = f"{install_line('all', here=False)}  # lengthwise {origin.version}\n{origin.command}"
-    return f"<section><h2>How to run it again</h2><pre>{html.escape(lines)}</pre></section>"
-
-
-def _drawn(figure: Figure, name: str) -> str:
-    layout = {"height": figure.height, **figure.layout}
-    # A name that contains "</script>" must not end the script.
-    call = ", ".join(to_json(part).replace("</", "<\\/") for part in (figure.data, layout))
-    heading = f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.text)}</p>"
-    label = html.escape(f"{figure.title}. {figure.text}")
-    numbers = "".join(f"<li>{html.escape(line)}</li>" for line in numbers_of(figure))
-    plot = f'<div id="{name}" role="img" aria-label="{label}" aria-describedby="{name}-numbers"></div>'
-    caption = f'<figcaption id="{name}-numbers"><details><summary>In numbers</summary><ul>{numbers}</ul></details>'
-    script = f'<script>drawFigure("{name}", {call});</script>'
-    return f"<section>{heading}<figure>{plot}{caption}</figcaption></figure>{script}</section>"
+    templates.globals |= {"numbers_of": numbers_of, "static": static, "packed": packed}
+    return templates
 
 
 def numbers_of(figure: Figure) -> list[str]:
@@ -199,9 +203,9 @@ def numbers_of(figure: Figure) -> list[str]:
         if trace.get("hoverinfo") == "skip" or "x" not in trace or "y" not in trace:
             continue
         name = trace.get("name") or f"series {number + 1}"
-        panel_title = _panel_title(figure.layout, str(trace.get("xaxis", "x")))
+        above = panel_title(figure.layout, str(trace.get("xaxis", "x")))
         x, y = (_axis_title(figure.layout, str(trace.get(f"{side}axis", side))) for side in "xy")
-        what = ", ".join(filter(None, (panel_title, name)))
+        what = ", ".join(filter(None, (above, name)))
         if trace.get("type") == "heatmap":
             lines.append(f"{what}: {x} from {_ends(trace['x'])}, {y} from {_ends(trace['y'])}")
             continue
@@ -228,16 +232,7 @@ def _ends(values: Sequence[Any]) -> str:
 
 
 def _axis_title(layout: Mapping[str, Any], name: str) -> str:
-    return _without_tags(layout.get(f"{name[0]}axis{name[1:]}", {}).get("title", {}).get("text", ""))
-
-
-def _panel_title(layout: Mapping[str, Any], axis_name: str) -> str:
-    titles = [each for each in layout.get("annotations", ()) if each.get("xref") == f"{axis_name} domain"]
-    return _without_tags(titles[0].get("text", "")) if titles else ""
-
-
-def _without_tags(text: str) -> str:
-    return html.unescape(re.sub(r"<[^>]+>", " ", text)).strip()
+    return without_tags(layout.get(f"{name[0]}axis{name[1:]}", {}).get("title", {}).get("text", ""))
 
 
 def _plain(value: object) -> str:
@@ -359,16 +354,3 @@ def axes(
         place = {"xref": f"x{number} domain", "yref": f"y{number} domain", **_ABOVE}
         layout["annotations"].append({"text": f"<b>{html.escape(title)}</b>", **place})
     return layout
-
-
-_PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{title}</title><style>{style}</style></head><body>
-<header>{head}</header>
-<main>
-{shown}
-{tables}
-{rerun}
-</main><script>{sort}</script>
-</body></html>
-"""

@@ -130,9 +130,9 @@ def signed(value: float, digits: int = 3) -> str:
     return "–" if math.isnan(value) else f"{value:+.{digits}f}"
 
 
-def to_json(result: object) -> str:
+def to_json(result: object, indent: int | None = 2) -> str:
     """Return dataclasses, arrays and numbers as JSON; NaN and infinity become null."""
-    return json.dumps(_plain(result), indent=2, allow_nan=False)
+    return json.dumps(_plain(result), indent=indent, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:  # any tree of values

@@ -174,6 +174,9 @@ class BaseRouter(Named, ABC):
     def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return one of the engines' `numbers` (ascending, never empty) and the terms of its cost."""
 
+    def interpret(self) -> None:
+        """Run in Python what is compiled otherwise, for the same choices; call it before the first engine is up."""
+
     def engine_up(self, engine: EngineInfo) -> None:
         """Add an engine or update its description."""
         number = self.numbers.get(engine.id)

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.compiled import compiled, inlined, inlined_copies
+from lengthwise.compiled import Form, as_compiled, compiled, inlined, inlined_copies
 from lengthwise.lengths import TIE_NU, log_t
 from lengthwise.policies import Job
 from lengthwise.policies.job import CVAR_ALPHA
@@ -350,7 +350,8 @@ def remaining_and_variance(job: Job) -> tuple[float, float]:
 class Ledger:
     """The work of all engines, by their numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: Form = as_compiled) -> None:
+        self._send, self._admit, self._leave = form(send), form(admit), form(leave)
         self._foreign_per_job = 0.0
         self._rows: dict[str, int] = {}
         self._ids: list[str | None] = []
@@ -418,7 +419,7 @@ class Ledger:
         if len(self._rows) == len(self._ids):
             self._grow()
         tokens, spread = remaining_and_variance(job)
-        row = send(
+        row = self._send(
             number,
             float(now),  # always a float: an int would be compiled as a second specialisation
             tokens,
@@ -443,7 +444,7 @@ class Ledger:
         """Record that the engine starts to compute a job."""
         row = self._row(job, number)
         if row is not None:
-            admit(row, float(now), *self._arrays)
+            self._admit(row, float(now), *self._arrays)
 
     def finished(self, job: str, number: int, now: float) -> NDArray[np.uint64] | None:
         """Remove a finished job and return the blocks of its prompt; None for an unknown job."""
@@ -484,7 +485,7 @@ class Ledger:
         return row if row is not None and self._arrays.links[row, ENGINE] == number else None
 
     def _drop(self, row: int, now: float) -> NDArray[np.uint64] | None:
-        leave(row, float(now), *self._arrays)
+        self._leave(row, float(now), *self._arrays)
         job, blocks = self._ids[row], self._blocks[row]
         self._ids[row] = self._blocks[row] = None
         if job is not None:

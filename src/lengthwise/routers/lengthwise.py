@@ -186,7 +186,7 @@ class LengthwiseRouter(PrefixRouter):
         # The moving average of expected answers with this one, which stands for foreign requests too.
         mean = self._mean_answer
         self._next_mean = mean + 0.01 * (tokens - mean) if mean else tokens
-        number = cheapest(
+        number = self.form(cheapest)(
             self.ledger.loads,
             self.index.engines,
             self.depths,

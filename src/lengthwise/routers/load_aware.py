@@ -139,7 +139,7 @@ class LeastOutstanding(LedgerRouter):
 
     def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return the minimum."""
-        number, outstanding = fewest_outstanding(self.ledger.loads, numbers)
+        number, outstanding = self.form(fewest_outstanding)(self.ledger.loads, numbers)
         return number, {"outstanding": outstanding}
 
 
@@ -187,7 +187,7 @@ class LeastLoad(LedgerRouter):
     def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return the minimum."""
         loads, prompt = self.ledger.loads, float(job.prompt_tokens)
-        number, queue, memory = least_loaded(loads, numbers, prompt, float(self.pressure))
+        number, queue, memory = self.form(least_loaded)(loads, numbers, prompt, float(self.pressure))
         return number, {"queue": queue, "memory": memory}
 
 
@@ -208,7 +208,7 @@ class CacheAware(PrefixRouter):
 
     def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Choose by queue, by match or by cache size, in SGLang's order."""
-        number, rule, value = by_cache(
+        number, rule, value = self.form(by_cache)(
             self.ledger.loads,
             self.index.engines,
             self.depths,
@@ -238,7 +238,7 @@ class Dynamo(PrefixRouter):
 
     def pick(self, job: Job, now: float, numbers: EngineNumbers) -> Choice:
         """Return the minimum."""
-        number, prefill, decode, active = fewest_blocks(
+        number, prefill, decode, active = self.form(fewest_blocks)(
             self.ledger.loads,
             self.depths,
             numbers,

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.compiled import compiled, inlined
+from lengthwise.compiled import Form, as_compiled, compiled, inlined
 from lengthwise.prefixes import splitmix64
 
 Int = Any
@@ -272,7 +272,8 @@ def copy_entries(table: NDArray[np.uint64], old: NDArray[np.uint64]) -> None:
 class PrefixIndex:
     """Chained block hashes and the engines that have them cached."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: Form = as_compiled) -> None:
+        self._leading, self._touch, self._copy_entries = form(leading), form(touch), form(copy_entries)
         self._capacity: list[int] = []
         self.used = False  # whether it ever had a block; until then it needs no memory for blocks and no search
         self._live = np.zeros(0, np.uint64)
@@ -300,7 +301,7 @@ class PrefixIndex:
         if not self.used:
             return self._depths
         tables = self._tables
-        leading(tables.hashes, tables.bits, blocks, self._live, self._depths)
+        self._leading(tables.hashes, tables.bits, blocks, self._live, self._depths)
         return self._depths
 
     def touch(self, number: int, blocks: NDArray[np.uint64], reserved: int = 0) -> None:
@@ -308,7 +309,7 @@ class PrefixIndex:
         if len(blocks) and not self.used:
             self.used = True
             self._reserve()
-        touch(number, blocks, max(0, self._capacity[number] - reserved), *self._tables)
+        self._touch(number, blocks, max(0, self._capacity[number] - reserved), *self._tables)
 
     @property
     def held(self) -> NDArray[np.int64]:
@@ -331,10 +332,21 @@ class PrefixIndex:
         if wanted > len(old.nodes) or words > old.bits.shape[1]:
             size = len(old.nodes) if wanted <= len(old.nodes) else max(wanted, 2 * len(old.nodes))
             width = old.bits.shape[1] if words <= old.bits.shape[1] else max(words, 2 * old.bits.shape[1])
-            self._tables = _copied(old, _empty_tables(size, width))
+            self._tables = self._copied(old, _empty_tables(size, width))
             self._live = np.concatenate([self._live, np.zeros(width - len(self._live), np.uint64)])
         if engines > len(self._depths):
             self._depths = np.zeros(self._tables.bits.shape[1] * _WORD, np.int64)
+
+    def _copied(self, old: Tables, new: Tables) -> Tables:
+        """Copy everything into larger tables; the chains of free rows and nodes continue into the new ones."""
+        self._copy_entries(new.hashes, old.hashes)
+        self._copy_entries(new.pairs, old.pairs)
+        for name in ("names", "rows", "nodes"):
+            getattr(new, name)[: len(old.names)] = getattr(old, name)
+        new.bits[: len(old.bits), : old.bits.shape[1]] = old.bits
+        new.engines[: len(old.engines)] = old.engines
+        new.free[:] = old.free
+        return new
 
 
 def as_blocks(blocks: Blocks) -> NDArray[np.uint64]:
@@ -360,15 +372,3 @@ def _empty_tables(size: int, words: int) -> Tables:
         engines=engines,
         free=np.zeros(2, np.int64),
     )
-
-
-def _copied(old: Tables, new: Tables) -> Tables:
-    """Copy everything into larger tables; the chains of free rows and nodes continue into the new ones."""
-    copy_entries(new.hashes, old.hashes)
-    copy_entries(new.pairs, old.pairs)
-    for name in ("names", "rows", "nodes"):
-        getattr(new, name)[: len(old.names)] = getattr(old, name)
-    new.bits[: len(old.bits), : old.bits.shape[1]] = old.bits
-    new.engines[: len(old.engines)] = old.engines
-    new.free[:] = old.free
-    return new

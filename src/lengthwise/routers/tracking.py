@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.compiled import Form, as_compiled, interpreted
 from lengthwise.policies import Job
 from lengthwise.routers.base import (
     Admitted,
@@ -34,8 +35,15 @@ class LedgerRouter(BaseRouter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.form: Form = as_compiled
+        """What a compiled function is run as."""
         self.ledger = Ledger()
         self._choices = 0
+
+    def interpret(self) -> None:
+        """Run in Python what is compiled otherwise."""
+        self.form = interpreted
+        self.ledger = Ledger(self.form)
 
     def engine_up(self, engine: EngineInfo) -> None:
         """Add an engine or update its description."""
@@ -90,6 +98,11 @@ class PrefixRouter(LedgerRouter):
         self.index = PrefixIndex()
         self.blocks = as_blocks(())
         self.depths: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def interpret(self) -> None:
+        """Run in Python what is compiled otherwise."""
+        super().interpret()
+        self.index = PrefixIndex(self.form)
 
     def engine_up(self, engine: EngineInfo) -> None:
         """Add an engine, with an empty cache if it is new, or update its description."""

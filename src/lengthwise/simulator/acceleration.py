@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
-from lengthwise.cache import cache_home
+from lengthwise.cache import compilation_marker
 from lengthwise.policies import Policy
+from lengthwise.routers.compilation import compiled_router, router_marker
 from lengthwise.simulator.engine import FleetEngines, ReadableGroup
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.kernel.sources import kernel_fingerprint
@@ -26,9 +25,13 @@ NOT_ACCELERATED: Final = (
 
 
 _RUN_TOKENS: Final = 2_000_000
-"""Answer tokens that the readable engine simulates in less than half the CPU time that compiling takes."""
+"""Answer tokens that the readable engine simulates in about half the CPU time that compiling the kernel takes."""
 _RENTED_TOKENS: Final = 5_000_000
 """Those that it has simulated when compiling would have cost no more."""
+_ROUTER_SHARE: Final = 0.4
+"""CPU time of compiling a router, over that of the kernel."""
+_TOKENS_OF_A_BLOCK: Final = 25
+"""Answer tokens that it simulates while a router in Python looks up a block of a prompt and enters it."""
 
 
 def engine_group(
@@ -54,26 +57,31 @@ def accelerated() -> bool:
     return True
 
 
-def worth_compiling(tokens: int) -> bool:
-    """Whether simulations of this many answer tokens, all together, should run on the compiled engine.
+def worth_compiling(tokens: int, routers: Iterable[str] = (), blocks: int = 0) -> bool:
+    """Whether simulations of this many answer tokens and prompt blocks, all together, should be compiled.
 
-    Not where its kernel is not compiled yet and they are few: then the readable engine is sooner ready, with the same
-    outcome. What it has simulated is counted in the folder of compiled code, so that it is compiled before small
-    simulations have cost more than that.
+    Not where the kernel or a router is not compiled yet and they are few: then the readable engine and the interpreted
+    router are sooner ready, with the same outcome. What they have simulated is counted in the folder of compiled code,
+    so that it is compiled before small simulations have cost more than that.
     """
     if not accelerated():
         return False
-    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_home() / "compiled")
-    marker = folder / f"kernel-{kernel_fingerprint():x}-{version('numba')}"  # of `compiled.announce`
-    if marker.exists() or tokens > _RUN_TOKENS:
+    names = [name for name in map(compiled_router, routers) if name is not None]
+    tokens += _TOKENS_OF_A_BLOCK * blocks if names else 0
+    shares = {router_marker(name): _ROUTER_SHARE for name in names}
+    shares[compilation_marker(f"kernel-{kernel_fingerprint():x}")] = 1.0
+    missing = {marker: share for marker, share in shares.items() if not marker.exists()}
+    cost = sum(missing.values())
+    if not missing or tokens > _RUN_TOKENS * cost:
         return True
+    marker = next(iter(missing))
     counted = marker.with_suffix(f"{marker.suffix}.readable")
     rented = tokens
     with suppress(OSError, ValueError):
         rented += int(counted.read_text(encoding="utf-8"))
-    if rented > _RENTED_TOKENS:
+    if rented > _RENTED_TOKENS * cost:
         return True
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        counted.parent.mkdir(parents=True, exist_ok=True)
         counted.write_text(str(rented), encoding="utf-8")
     return False

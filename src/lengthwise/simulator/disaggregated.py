@@ -25,7 +25,7 @@ from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.fleet_run import FleetRun, Progress, admission_quantile, check_any_fits, serve_fleet
 from lengthwise.simulator.outcome import Handover, Outcome
 from lengthwise.simulator.predictions import RequestPredictions
-from lengthwise.simulator.routing import FleetRouter
+from lengthwise.simulator.routing import FleetRouter, router_of
 from lengthwise.simulator.traffic import Traffic
 from lengthwise.workloads import Workload
 
@@ -169,7 +169,7 @@ def serve_pools(
         # Answers take no memory here, whatever their predicted length.
         before.limited_to(admission="prompt"),
         policy,
-        _prefill_router(router),
+        _prefill_router(router, accelerate=accelerate),
         predictions[0],
         lambda share: report(0.5 * share),
         decision_s=decision_s,
@@ -178,7 +178,7 @@ def serve_pools(
     )
     traffic = Traffic.of(workload, predictions[1], quantile=admission_quantile(after), generated=1)
     decoding = _DecodeRun(
-        FleetRouter(pools.decode_router or router, after, workload, transfer_token_s=token_s),
+        FleetRouter(pools.decode_router or router, after, workload, transfer_token_s=token_s, accelerate=accelerate),
         engine_group(after, policy, traffic, decision_s=decision_s, accelerate=accelerate),
         traffic,
         routing_s=routing_s,
@@ -194,8 +194,8 @@ def _prompts(workload: Workload, before: Fleet, after: Fleet) -> Workload:
     return workload.replace(output_tokens=np.where(fits, 1, too_long))
 
 
-def _prefill_router(spec: str) -> Router:
-    router = make_router(spec)
+def _prefill_router(spec: str, *, accelerate: bool) -> Router:
+    router = router_of(spec, accelerate=accelerate)
     return router if isinstance(router, RoundRobin) else _PrefillRouter(router)
 
 

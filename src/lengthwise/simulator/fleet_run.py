@@ -51,7 +51,7 @@ def serve_fleet(
         workload, predictions, prediction_delay_s=prediction_delay_s, quantile=admission_quantile(fleet)
     )
     group = engine_group(fleet, policy, traffic, decision_s=decision_s, accelerate=accelerate)
-    routed = FleetRouter(router, fleet, workload, explain=explain)
+    routed = FleetRouter(router, fleet, workload, explain=explain, accelerate=accelerate)
     used = uses_predictions(policy, router, fleet)
     known: dict[str, Any] = {"predictor": predictions.predictor if used else None, "accelerated": accelerate}
     if isinstance(routed.router, RoundRobin) and not events and not workload.has_think_times:

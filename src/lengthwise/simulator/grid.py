@@ -184,6 +184,12 @@ class Plan:
             runs += [(router, predictor, policy) for predictor in self.predictors for policy in others]
         return runs
 
+    @property
+    def all_routers(self) -> list[str]:
+        """The routers, and that of the decode pool where it is another."""
+        other = None if self.pools is None else self.pools.decode_router
+        return [*self.routers, *([] if other is None else [other])]
+
     def _uses_predictions(self, router: str) -> bool:
         """Whether this router, or the decode pool's, uses predictions."""
         other = None if self.pools is None else self.pools.decode_router
@@ -398,7 +404,8 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     steps = Steps(on_progress, len(settings) * (1 + len(names) + again + n_loads * len(plan.runs)))
     runs = len(settings) * (1 + n_loads * len(plan.runs))
     tokens = runs * int(settings[0].workload.output_tokens.sum())
-    accelerate = any(map(learns, names)) or worth_compiling(tokens)
+    blocks = runs * len(settings[0].workload.block_values) if settings[0].workload.has_blocks else 0
+    accelerate = any(map(learns, names)) or worth_compiling(tokens, plan.all_routers, blocks)
     capacities = tuple(CapacityTask(setting, accelerate).capacity(steps.next("capacity")) for setting in settings)
     predictions = {name: _predictions(name, settings, steps) for name in names if not learns(name)}
     cells: list[Cell] = []

@@ -22,6 +22,7 @@ from lengthwise.policies import Job
 from lengthwise.routers import (
     ROUTERS,
     Admitted,
+    BaseRouter,
     Costs,
     EngineInfo,
     ExplainingRouter,
@@ -30,6 +31,7 @@ from lengthwise.routers import (
     Speed,
     make_router,
 )
+from lengthwise.routers.compilation import announce_router
 from lengthwise.simulator.costs import CostModel
 from lengthwise.simulator.engine import EngineEvent
 from lengthwise.simulator.fleet import Fleet
@@ -53,13 +55,16 @@ class FleetRouter:
         *,
         explain: bool = False,
         transfer_token_s: float | None = None,
+        accelerate: bool = True,
     ) -> None:
         """With `explain`, the costs of every choice are recorded in `costs`, by job id.
+
+        `accelerate`: whether a router given by name is compiled.
 
         `transfer_token_s`: seconds per prompt token where engines receive the KV of prompts and compute none.
         """
         self.costs: dict[str, Costs] | None = {} if explain else None
-        self.router = make_router(router) if isinstance(router, str) else router
+        self.router = router_of(router, accelerate=accelerate) if isinstance(router, str) else router
         self._infos: list[EngineInfo] = []
         for number, spec in enumerate(fleet.engines):
             speed = speed_of(spec.cost)
@@ -104,6 +109,16 @@ class FleetRouter:
                 observe(Finished(str(row), engine, at_s, generated, ttft_s))
             else:
                 observe(Admitted(str(row), engine, at_s))
+
+
+def router_of(spec: str, *, accelerate: bool) -> Router:
+    """Return a fresh router: compiled, or in Python for the same choices."""
+    router = make_router(spec)
+    if accelerate:
+        announce_router(spec)
+    elif isinstance(router, BaseRouter):
+        router.interpret()
+    return router
 
 
 @cache

@@ -70,8 +70,10 @@ class Limits(BaseModel):
     prefix_caching: bool | None = None
     """Reuse cached blocks of equal prompt prefixes [default: on, as in vLLM]."""
     admission: str | None = None
-    """What must fit into KV memory for admission: `prompt` (vLLM's rule), the predicted future `peak` of all running
-    requests, a quantile of what all take together (`joint`, as in the gateway), or a `reserve` for each."""
+    """What must fit into KV memory for an engine to admit a request: its prompt (`prompt`, vLLM's rule), the predicted
+    future `peak` of all running requests, a `reserve` for each, or a quantile of what all take together (`joint`, the
+    rule by which `serve` holds requests in front of its engines) [default: prompt, or as an engine's file says: what is
+    simulated is the engine]."""
     admission_quantile: float | None = None
     """The quantile that must fit: with `joint` of what all take together [default: 0.8, as in the gateway], with
     `peak` and `reserve` of each length [default: 0.9]."""

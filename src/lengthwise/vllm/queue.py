@@ -134,6 +134,7 @@ class JobTracker:
                 prompt_tokens=request.num_prompt_tokens,
                 prediction=given,
                 max_tokens=cap,
+                blocks=request.lengthwise_blocks,
                 llm=self.llm,
                 session=_name_of(request, "session"),
                 template=_name_of(request, "template"),

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments.castillo.loss_curves import Curves, paper_curve_table
-from experiments.castillo.paper import CLASSIFIER, compare, tables, trained_subjects
+from experiments.castillo.paper import CLASSIFIER, compare, tables, trained_name, trained_subjects
 from experiments.castillo.rows import LLMS, WIDTHS, Truth, evaluated_parts
 from experiments.castillo.training import Part, Recipe, Training, curves_table, predictions_table, run, train, trainings
 from lengthwise.errors import InputError
@@ -70,9 +70,7 @@ def test_kept_predictions_fill_the_tables() -> None:
     assert len(kept) == sum(len(rows) for llm in LLMS for _, _, rows in evaluated_parts(llamas.where(llm=llm)))
     subjects = trained_subjects(kept, llamas)
     assert {subject.name for subject in subjects} == {
-        CLASSIFIER,
-        "regression, squared error",
-        "regression, absolute error",
+        trained_name(task, "own") for task in (CLASSIFIER, "regression, squared error", "regression, absolute error")
     }
     shown = tables(compare(subjects, llamas))
     assert [table.title[:7] for table in shown] == ["Table 2", "Table 4"]

@@ -1,6 +1,7 @@
-// Colours come from the style sheet, so that a change of the colour scheme redraws; narrow windows stack the panels.
-const figures = [];
-function drawFigure(name, data, layout) { figures.push({name, data, layout}); }
+// Traces and layout of each figure are JSON in the page. Colours come from the style sheet, so that a change of the colour
+// scheme redraws; narrow windows stack the panels.
+const figures = Array.from(document.querySelectorAll('script[data-figure]'),
+  each => ({name: each.dataset.figure, ...JSON.parse(each.textContent)}));
 
 // Plotly is in the page, compressed. `ready` is resolved once the figures are drawn.
 async function loadPlotly() {

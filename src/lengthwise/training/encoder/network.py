@@ -199,7 +199,7 @@ class Head(nn.Module):  # type: ignore[misc]
         self.towers = nn.ModuleList(
             Tower(prompt, identity, config.hidden, size, config.dropout) for size in kind.towers
         )
-        self.order = list(kind.order)
+        self.register_buffer("order", torch.tensor(list(kind.order)), persistent=False)
         self.register_buffer("centres", torch.tensor(kind.centres))
 
     def forward(self, prompt: Any, identity: Any) -> Any:

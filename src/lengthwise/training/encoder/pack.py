@@ -6,6 +6,7 @@ Reading a pack needs neither pydantic nor the data, so that a run can train on a
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -72,14 +73,17 @@ class Pack:
 
     def without(self, word: str) -> Pack:
         """Return a pack without the LLM whose name contains `word`."""
-        others = [number for number, llm in enumerate(self.llms) if word not in llm]
+        return self.of_llms([number for number, llm in enumerate(self.llms) if word not in llm])
+
+    def of_llms(self, numbers: Sequence[int]) -> Pack:
+        """Return a pack with these LLMs, by number."""
         return replace(
             self,
-            lengths=self.lengths[:, others],
-            censored=self.censored[:, others],
-            fitted=self.fitted[:, others],
-            features=self.features[[*others, len(self.llms)]],
-            llms=tuple(self.llms[number] for number in others),
+            lengths=self.lengths[:, list(numbers)],
+            censored=self.censored[:, list(numbers)],
+            fitted=self.fitted[:, list(numbers)],
+            features=self.features[[*numbers, len(self.llms)]],
+            llms=tuple(self.llms[number] for number in numbers),
         )
 
     def extended(

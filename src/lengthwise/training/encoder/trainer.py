@@ -71,10 +71,16 @@ class Tensors:
 
     def batch(self, prompts: NDArray[np.int64]) -> Batch:
         """Return these prompts, padded to the longest of them."""
-        at = torch.as_tensor(prompts, device=self.device)
+        return self.gather(torch.as_tensor(prompts, device=self.device), self.width(prompts))
+
+    def width(self, prompts: NDArray[np.int64]) -> int:
+        """Return the tokens that a batch of these prompts is padded to."""
         widest = int(self.counts[prompts].max())
         step = 1 if self.device == "cpu" else _ROUND_TO
-        width = min(-(-widest // step) * step, self.ids.shape[1])
+        return min(-(-widest // step) * step, int(self.ids.shape[1]))
+
+    def gather(self, at: Any, width: int) -> Batch:
+        """Return the prompts of a tensor of numbers, without waiting for the device."""
         mask = torch.arange(width, device=self.device) < self.count[at].unsqueeze(1)
         targets = make_targets(
             self._lengths[at],
@@ -231,26 +237,33 @@ class Trainer:
         losses_seen = []
         together = self.network.head.kind.together
         for prompts in self.tensors.shuffled(self.task.train, self.config.optimiser.batch, rng, together):
-            with self._autocast():
-                loss = self._loss(prompts)
-            self.optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimiser.clip)
-            self.optimiser.step()
+            losses_seen.append(self.train_on(prompts))
             self.schedule.step()
             self.step += 1
             self._update_average()
-            losses_seen.append(loss.detach())
             if time.monotonic() >= self.deadline:
                 break
         return float(torch.stack(losses_seen).mean())
+
+    def train_on(self, prompts: NDArray[np.int64]) -> Any:
+        """Take one step on a batch of prompts; return its loss."""
+        return self.update(self.tensors.batch(prompts))
+
+    def update(self, batch: Batch) -> Any:
+        """Change the weights by the gradient of a batch; return its loss."""
+        with self._autocast():
+            loss = self._loss(batch)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimiser.clip)
+        self.optimiser.step()
+        return loss.detach()
 
     def _autocast(self) -> Any:  # torch's types are not seen
         kind = self.device.split(":")[0]
         return torch.autocast(kind, torch.bfloat16, enabled=kind != "cpu")
 
-    def _loss(self, prompts: NDArray[np.int64]) -> Any:  # tensors are Any without torch's types
-        batch = self.tensors.batch(prompts)
+    def _loss(self, batch: Batch) -> Any:  # tensors are Any without torch's types
         ids, share = batch.ids, self.config.regularisation.token_mask
         if share:
             spare = torch.rand(ids.shape, device=ids.device) < share
