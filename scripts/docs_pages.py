@@ -61,8 +61,8 @@ METRICS_INTRODUCTION = """\
 # Metrics
 
 `GET /metrics` of the gateway, in Prometheus's text format. Times are in seconds. Labels are bounded: the configured
-engines and tenants, and short fixed lists; an engine has its name in the configuration, never its address. This page
-is made by `python -m scripts.docs_pages`.
+engines and tenants, 256 models, and short fixed lists; an engine has its name in the configuration, never its address.
+This page is made by `python -m scripts.docs_pages`.
 
 `configs/grafana-dashboard.json` and `configs/prometheus-alerts.yaml` use these names; a test checks that they exist
 ([dashboard](../guides/dashboard.md#grafana-and-alerts)).

@@ -109,4 +109,4 @@ def test_what_is_compiled_is_announced_once_and_again_for_other_sources(
         source.write_text(text)
         announce.cache_clear()  # as another process
         announce("a router", "router-x", (source,))
-        assert [each.message for each in caplog.records] == ["compiling a router (once, some seconds)"] * lines
+        assert [each.message for each in caplog.records] == ["compiling a router (once, 10 to 30 seconds)"] * lines

@@ -45,7 +45,7 @@ def announce(what: str, version: str, files: tuple[Path, ...] = ()) -> None:
     """
     marker = compilation_marker(version, files)
     if not marker.exists():
-        _log.warning("compiling %s (once, some seconds)", what)
+        _log.warning("compiling %s (once, 10 to 30 seconds)", what)
         with suppress(OSError):
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()

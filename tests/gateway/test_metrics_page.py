@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from lengthwise.gateway import GatewayConfig, create_app
+from lengthwise.lengths import LogT
+from lengthwise.policies import Job
 from scripts import docs_pages
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -70,6 +73,32 @@ def test_every_alert_has_a_severity_a_summary_and_a_description() -> None:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["description"]
+
+
+def test_the_dashboard_has_variables_for_engines_models_and_tenants_and_a_panel_for_calibration() -> None:
+    variables = json.loads((CONFIGS / "grafana-dashboard.json").read_text())["templating"]["list"]
+    assert {"engine", "model", "tenant"} <= {each["name"] for each in variables}
+    assert "Answers inside the 90 % interval" in {panel["title"] for panel in panels()}
+    assert all(panel["description"] for panel in panels())
+
+
+def test_answers_count_by_model_and_by_where_they_are_in_the_predicted_interval() -> None:
+    async def counted() -> bytes:
+        metrics = create_app(
+            GatewayConfig.model_validate({"engines": ["http://127.0.0.1:1"], "state": "off"})
+        ).state.metrics
+        job = Job("1", 0.0, prediction=LogT(5.0, 0.5, 10_000))
+        for tokens in (3, 148, 150, 9000):
+            metrics.answered(job, "m", tokens)
+        for number in range(300):
+            metrics.answered(job, f"m{number}", 148)
+        return bytes(await metrics.exposition())
+
+    lines = asyncio.run(counted()).decode().splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if line.startswith("lengthwise_predicted_answers_total{"))
+    name = 'lengthwise_predicted_answers_total{interval="%s",model="%s"}'
+    assert [float(found[name % (place, "m")]) for place in ("below", "inside", "above")] == [1, 2, 1]
+    assert len({key.partition("model=")[2] for key in found}) == 256  # further models are others
 
 
 def test_panels_do_not_overlap() -> None:

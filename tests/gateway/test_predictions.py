@@ -66,6 +66,9 @@ async def test_a_request_that_does_not_wait_is_predicted_only_to_learn(
         await events(http, url, asked=3, answered=3)
         engine.gate.set()
         assert {status for status, _ in await answers} == {200}
+        place = 'lengthwise_predicted_answers_total{interval="%s",model="stand-in"}'
+        counted = [await metric(http, url, place % each) for each in ("below", "inside", "above")]
+        assert sum(counted) == 1  # the others ran at once, before their predictions
     assert guess.predicted == ["about a 20", "about b 20", "about 30"]
 
 

@@ -250,6 +250,8 @@ class Completions(Endpoint):
             self._dispatcher.finished(job, tokens or 0)
         if tokens is not None:
             lease.observe_answer(body.llm, tokens, censored=cut)
+            if not cut and call.source == "predictor":
+                self._metrics.answered(job, body.llm, tokens)
             if call.claimed is not None and self._config.keys is not None:
                 self._compare(call.claimed, tokens, lease, cut=cut and call.meter.finish_reason is None)
 

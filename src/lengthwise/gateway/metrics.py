@@ -16,7 +16,10 @@ from prometheus_client.registry import Collector
 
 from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.engine_state import GatewayEngine
+from lengthwise.gateway.recent_requests import Names
 from lengthwise.gateway.streaming import BodyBudget
+from lengthwise.lengths import TIE_NU, log_t
+from lengthwise.policies import Job
 from lengthwise.predictors.service import LearningProgress, PredictionService
 from lengthwise.traffic.rows import PredictionSource, RequestOutcome
 
@@ -24,6 +27,8 @@ from lengthwise.traffic.rows import PredictionSource, RequestOutcome
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
+_T_AT_95: Final = log_t.isf(0.05, TIE_NU)
+_MAX_LOG: Final = 40.0  # beyond any length
 _EVENTS: Final = ("asked", "answered", "quick", "late", "failed", "dropped", "hung", "observed", "learned", "unlearned")
 
 
@@ -165,6 +170,12 @@ class Metrics:
         )
         self._engine_failures = self._counter("lengthwise_engine_failures", text, "engine", "kind")
         text = (
+            "Complete answers with a prediction of the predictor, by model and by where their length is: below, inside "
+            "or above its 90 % interval. Inside should be 90 %; further models than 255 count as others."
+        )
+        self._predicted_answers = cache(self._counter("lengthwise_predicted_answers", text, "model", "interval").labels)
+        self._models = Names()
+        text = (
             "Requests sent to an engine once more: after unreachable, broken, refused (429, 503), failed (500, 502) or "
             "overdue (the engine hangs)."
         )
@@ -194,6 +205,13 @@ class Metrics:
     def predicted(self, source: PredictionSource) -> None:
         """Count the source of a prediction that a request was dispatched with."""
         self._predicted(source).inc()
+
+    def answered(self, job: Job, model: str, tokens: int) -> None:
+        """Count a complete answer by where its length is in the interval that was predicted."""
+        reach = _T_AT_95 * job.sigma
+        low, high = (math.exp(min(job.mu + side * reach, _MAX_LOG)) for side in (-1.0, 1.0))
+        place = "below" if tokens < low - 0.5 else "above" if tokens > high + 0.5 else "inside"
+        self._predicted_answers(self._models.names[self._models.number(model)], place).inc()
 
     def receive(self) -> None:
         """Count a request at its arrival; `requests` counts it at its end."""
