@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 
 from experiments.trail_probe import (
-    JOINT_SMOOTH,
-    PROMPT_BY_AGE,
-    PROMPT_ONLY,
     SHIPPED,
     STUDY,
     Grid,
     Measured,
     claims,
-    compare_with_prompt,
     cross_fitted,
     draw,
     tables,
 )
 from lengthwise.predictors.probe import Probe, ProbeNetwork, log_bins
+from lengthwise.training.probe.errors_by_age import JOINT_SMOOTH, PROMPT_BY_AGE, PROMPT_ONLY, compare_with_prompt
 from lengthwise.training.probe.states import States
 from tests.training.probe.made import made_states
 
