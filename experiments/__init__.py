@@ -6,6 +6,7 @@ __all__ = ["NAMES"]
 
 NAMES: Final = (
     "trail_engine",
+    "trail_probe",
     "alpaca20",
     "castillo_profile",
     "one_prompt",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.intervals import draw_counts, interval
-from lengthwise.predictors.probe import ENTROPY, NONE, PAPER, PROMPT, Probe, log_bins
+from lengthwise.predictors.probe import ENTROPY, NONE, PAPER, PROMPT, Probe, Smoothing, log_bins
 from lengthwise.traffic.scores import Forecast, PredictionScores, score_predictions
 
 if TYPE_CHECKING:
@@ -74,27 +74,41 @@ def heat(true: NDArray[np.int64], point: Floats, weight: Floats) -> Floats:
 
 def compare(states: States, learned: States, plain: Probe, joint: Probe) -> tuple[list[Way], dict[str, Floats]]:
     """Return scores and heatmaps of every way on `states`; the two without a network learn from `learned`."""
-    cap = states.cap - states.generated
     points = {
         CONSTANT: np.full(len(states), _median(learned.remaining, learned.weight)),
         BY_AGE: _by_age(states, learned),
-        PROMPT_ONLY: np.maximum(np.minimum(np.exp(states.mu), states.cap) - states.generated, 1.0),
-        PROMPT_BY_AGE: states.left(),
     }
-    intervals = {PROMPT_BY_AGE: (states.left(_INTERVAL[0]), states.left(_INTERVAL[1]))}
     ways = {
         PLAIN: (plain, NONE), PAPER_SMOOTH: (plain, PAPER), SMOOTH: (plain, plain.smoothing),
         JOINT: (joint, NONE), JOINT_SMOOTH: (joint, joint.smoothing),
     }  # fmt: skip
-    for name, (probe, smoothing) in ways.items():
+    return _all_scored(states, points, ways)
+
+
+def compare_with_prompt(states: States, probe: Probe) -> tuple[list[Way], dict[str, Floats]]:
+    """Return scores and heatmaps of the prompt's prediction and of a probe with it, which is smoothed."""
+    return _all_scored(states, {}, {JOINT_SMOOTH: (probe, probe.smoothing)})
+
+
+def _all_scored(
+    states: States, points: Mapping[str, Floats], probes: Mapping[str, tuple[Probe, Smoothing]]
+) -> tuple[list[Way], dict[str, Floats]]:
+    """Score points without an interval, the prompt's prediction and probes, the last of which is the reference."""
+    cap, intervals = states.cap - states.generated, {}
+    points = {
+        **points,
+        PROMPT_ONLY: np.maximum(np.minimum(np.exp(states.mu), states.cap) - states.generated, 1.0),
+        PROMPT_BY_AGE: states.left(),
+    }
+    intervals[PROMPT_BY_AGE] = states.left(_INTERVAL[0]), states.left(_INTERVAL[1])
+    for name, (probe, smoothing) in probes.items():
         mass = smoothing.rows(
             probe.bins, read_states_with(probe, states), states.prior(probe.bins), states.answer, states.generated
         )
         points[name] = probe.bins.quantile(mass, 0.5, cap)
         low, high = (probe.bins.quantile(mass, q, cap) for q in _INTERVAL)
         intervals[name] = low, high
-    best = points[JOINT_SMOOTH]
-    found = [_scored(states, name, point, intervals.get(name), best) for name, point in points.items()]
+    found = [_scored(states, name, point, intervals.get(name), points[JOINT_SMOOTH]) for name, point in points.items()]
     return found, {name: heat(states.remaining, point, states.weight) for name, point in points.items()}
 
 

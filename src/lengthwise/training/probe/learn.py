@@ -14,8 +14,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
-from scipy.optimize import minimize
 from torch import nn
 
 from lengthwise.errors import InputError
@@ -33,7 +31,7 @@ from lengthwise.predictors.probe import (
 )
 from lengthwise.training.data import LICENCES
 from lengthwise.training.probe.errors_by_age import BUCKETS, Way, bucket_name, compare, read_states_with
-from lengthwise.training.probe.states import NOT_TRAINED, States
+from lengthwise.training.probe.states import NOT_TRAINED, Correction, States, learn_correction
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 
 Floats = NDArray[np.float32]
@@ -163,38 +161,6 @@ def _split(states: States, recipe: ProbeRecipe) -> tuple[Mask, Mask]:
     return states.trained & ~held_out, held_out
 
 
-@dataclass(frozen=True)
-class Correction:
-    """A recalibration of the predictions from the prompts: `mu <- shift + slope * mu`, `sigma <- factor * sigma`."""
-
-    shift: float = 0.0
-    slope: float = 1.0
-    factor: float = 1.0
-
-    def of(self, states: States) -> States:
-        """Return the states with corrected predictions from their prompts."""
-        return replace(states, mu=self.shift + self.slope * states.mu, sigma=self.factor * states.sigma)
-
-
-def learn_correction(states: States) -> Correction:
-    """Fit by maximum likelihood on the training answers; a capped answer is censored at the cap."""
-    some = states.where(states.trained)
-    first = np.unique(some.answer, return_index=True)[1]
-    length, cut = np.log((some.generated + some.remaining)[first]), some.capped[first]
-    mu, sigma = some.mu[first], some.sigma[first]
-
-    def loss(numbers: Any) -> float:  # an array of scipy
-        shift, slope, spread = numbers
-        scale = np.exp(spread) * sigma
-        z = (length - shift - slope * mu) / scale
-        ended = stats.t.logpdf(z, some.nu) - np.log(scale)
-        return -float(np.where(cut, stats.t.logsf(z, some.nu), ended).mean())
-
-    found = minimize(loss, np.array([0.0, 1.0, 0.0]), method="L-BFGS-B")
-    shift, slope, spread = (float(number) for number in found.x)
-    return Correction(shift, slope, float(np.exp(spread)))
-
-
 @dataclass(frozen=True, eq=False)
 class Trained:
     """Result of a training. `probe` has the prompt's prediction as an input; `plain`, for comparison, has not."""
@@ -218,7 +184,7 @@ class Trained:
 
 def train_probe(states: States, bins: Bins, llm: str, *, recipe: ProbeRecipe, name: str, report: Report) -> Trained:
     """Compare the layers, train, score."""
-    correction = learn_correction(states)
+    correction = learn_correction(states.where(states.trained))
     states = correction.of(states)
     tested = states.where(states.tested)
     if not len(tested):

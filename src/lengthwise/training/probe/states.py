@@ -18,6 +18,8 @@ from zipfile import BadZipFile
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from scipy import stats
+from scipy.optimize import minimize
 
 from lengthwise.errors import InputError
 from lengthwise.files import read_parquet_table
@@ -113,6 +115,37 @@ class States:
     def prior(self, bins: Bins) -> Floats:
         """Return what the prompt's prediction, given the tokens generated, puts into each bin."""
         return mass_by_age(bins, self.generated, self.mu, self.sigma, self.nu)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A recalibration of the predictions from the prompts: `mu <- shift + slope * mu`, `sigma <- factor * sigma`."""
+
+    shift: float = 0.0
+    slope: float = 1.0
+    factor: float = 1.0
+
+    def of(self, states: States) -> States:
+        """Return the states with corrected predictions from their prompts."""
+        return replace(states, mu=self.shift + self.slope * states.mu, sigma=self.factor * states.sigma)
+
+
+def learn_correction(states: States) -> Correction:
+    """Fit by maximum likelihood on these answers; a capped answer is censored at the cap."""
+    first = np.unique(states.answer, return_index=True)[1]
+    length, cut = np.log((states.generated + states.remaining)[first]), states.capped[first]
+    mu, sigma = states.mu[first], states.sigma[first]
+
+    def loss(numbers: Any) -> float:  # an array of scipy
+        shift, slope, spread = numbers
+        scale = np.exp(spread) * sigma
+        z = (length - shift - slope * mu) / scale
+        ended = stats.t.logpdf(z, states.nu) - np.log(scale)
+        return -float(np.where(cut, stats.t.logsf(z, states.nu), ended).mean())
+
+    found = minimize(loss, np.array([0.0, 1.0, 0.0]), method="L-BFGS-B")
+    shift, slope, spread = (float(number) for number in found.x)
+    return Correction(shift, slope, float(np.exp(spread)))
 
 
 def read_states(folder: Path, predictor: str, llm: str) -> States:
