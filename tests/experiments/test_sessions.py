@@ -15,6 +15,7 @@ from experiments.sessions import (
     SessionsGrid,
     SessionTimes,
     castillo_turns,
+    mean_rest_of_kinds,
     rest_of_sessions,
     sessions_seed,
     tables,
@@ -22,6 +23,7 @@ from experiments.sessions import (
 from lengthwise.intervals import Ratio
 from lengthwise.lengths import Point
 from lengthwise.policies import Fcfs, Job, PolicyQueue
+from lengthwise.workloads import Workload
 
 
 def test_every_kind_of_agent_has_as_many_sessions_in_a_closed_loop() -> None:
@@ -50,6 +52,19 @@ def test_the_rest_of_a_session_is_this_turn_and_those_after_it() -> None:
     names, tokens = workload.table["session"].to_pylist(), workload.output_tokens.tolist()
     for row in (0, 17, 150, 299):
         assert rest[row] == sum(tokens[later] for later in range(row, 300) if names[later] == names[row])
+
+
+def test_the_mean_rest_is_that_of_the_kind_at_the_turn() -> None:
+    table = {
+        "arrival_s": [0.0] * 6,
+        "input_tokens": [8] * 6,
+        "output_tokens": [10, 20, 30, 40, 5, 7],
+        "session": ["a", "a", "b", "b", "b", "c"],
+        "template": ["x"] * 5 + ["y"],
+        "think_s": [None, 1.0, None, 1.0, 1.0, None],
+    }
+    found = mean_rest_of_kinds(Workload.from_table(table, name="by hand"))
+    assert found.tolist() == [52.5, 32.5, 52.5, 32.5, 5.0, 7.0]
 
 
 def test_the_session_with_the_least_rest_comes_first() -> None:
