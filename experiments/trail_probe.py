@@ -163,9 +163,9 @@ def draw(found: Sequence[Measured], path: Path) -> None:
             axes.grid(visible=False)
             axes.set_xticks(range(0, len(edges), 3), edges[::3])
             axes.set_yticks(range(0, len(edges), 3), edges[::3])
-            axes.set_title(f"{each.setting}: {name}", fontsize=8)
+            axes.set_title(name, fontsize=9)
             axes.set_xlabel("truly remaining")
-            axes.set_ylabel("predicted" if place % len(_SHOWN) == 0 else "")
+            axes.set_ylabel(f"predicted, {each.setting}" if place % len(_SHOWN) == 0 else "")
         save(drawing, path)
 
 
