@@ -282,9 +282,9 @@ def _table(found: PaperComparison, number: int) -> Table:
             for reading in READINGS if columns is CLASSES else ("",):
                 group = {key: row for key, row in mine.items() if key[:2] == (rule, reading)}
                 for (_, _, subject), row in group.items():
-                    rows.append(("", _named(subject, reading), rule, *(_shown(row[what]) for what in columns)))
+                    rows.append(("", _named(subject, reading), rule, *(_shown(row.get(what)) for what in columns)))
                 if group:
-                    row = next(iter(group.values()))
+                    row = max(group.values(), key=len)
                     values = (_figure(what, row[what].constant) for what in columns)
                     rows.append(("", _named(CONSTANT, reading), rule, *values))
     title = f"{TITLES[number]}; {_sizes(found.prompts[number])} rows per LLM of {found.origin}"
@@ -301,8 +301,8 @@ def _named(subject: str, reading: str) -> str:
     return f"{subject}, {READINGS[reading]}" if reading else subject
 
 
-def _shown(cell: Cell) -> str:
-    return _figure(cell.what, cell.ours) + ("*" if cell.claimed else "")
+def _shown(cell: Cell | None) -> str:
+    return "–" if cell is None else _figure(cell.what, cell.ours) + ("*" if cell.claimed else "")
 
 
 def _figure(what: str, value: float) -> str:
