@@ -374,7 +374,9 @@ def main() -> None:
     parser.add_argument("--variant", action="append", help="name:key=value,...; repeatable")
     parser.add_argument("--variants", type=Path, help="a file of them, one per line")
     parser.add_argument("--budget", type=float, default=330.0, help="seconds for all of it")
-    parser.add_argument("--parallel", type=int, default=12)
+    parser.add_argument(
+        "--parallel", type=int, default=12, help="processes; 12 are too many for MPNet in 139 GiB [default: 12]"
+    )
     parser.add_argument("--limit", type=int, default=0, help="train on this many prompts only, for a trial")
     parser.add_argument("--until", type=float, default=0.0)
     arguments = parser.parse_args()
