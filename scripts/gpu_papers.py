@@ -325,7 +325,7 @@ def again(arguments: argparse.Namespace, pid: int) -> None:
 def write_results(arguments: argparse.Namespace, done: list[str]) -> None:
     """Write results.json, predictions.npz and the weights of the variants that have ended, each as a whole."""
     results = {name: json.loads((arguments.work / f"{name}.json").read_text()) for name in done}
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Any] = {}
     for name in done:
         with np.load(arguments.work / f"{name}.npz") as archive:
             arrays |= {"prompts": archive["prompts"], name: archive["predicted"]}
