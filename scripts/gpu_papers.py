@@ -37,8 +37,6 @@ if sys.argv[1:2] in (["train"], ["work"]):  # there, without the other dependenc
 
 from lengthwise.training.encoder.trainer import Trainer  # noqa: E402
 
-Array = NDArray[Any]
-
 SETTINGS: Final[dict[str, Any]] = {
     "head": "logt", "llms": "", "network": "minilm", "identity": 1, "graph": 1, "keep": 0, "seed": 0, "seconds": 1000.0,
     "widths": "50-100-200-500-1000", "readings": "mean-p99", "stated": True,
