@@ -205,7 +205,7 @@ def write_small(encoder: PlainEncoder, folder: Path, name: str, *, steps: float,
     names = np.array_split(np.array(list(state)), files)
     (folder / f"{name}.json").write_text(json.dumps({"shape": asdict(encoder.shape), "files": files}))
     for number, part in enumerate(names):
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for key in part.tolist():
             arrays.update(rounded(key, state[key].numpy().astype(np.float32), steps))
         np.savez_compressed(folder / f"{name}_{number}.npz", **arrays)

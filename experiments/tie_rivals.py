@@ -1,4 +1,4 @@
-"""TIE's online experiment with a predictor for each policy, as in its paper, beside equal predictions.
+"""TIE's online and offline experiments with a predictor for each policy, as in its paper, beside equal predictions.
 
 SSJF predicts a length (absolute error of the mean), LTR a score (ListMLE), TIE mu and sigma (squared error of the
 log-t fitted to the prompt's samples; CLS, mean and maximum pooled). The papers' encoders are BERT, OPT-125M and
@@ -27,14 +27,31 @@ from numpy.typing import NDArray
 from experiments.frontier import predictions_of
 from experiments.study import Claim, Run, SeededGrid, Study, sections, table_of
 from experiments.tie import paper
-from experiments.tie.study import ENGINE, HIGH, LLM, LOW, OFFLINE_CORPUS, draws, extend, find, fleet, over
-from experiments.tie.tables import pair_claims
+from experiments.tie.study import (
+    ENGINE,
+    HIGH,
+    LLM,
+    LOW,
+    OFFLINE_CORPUS,
+    Offline,
+    at_once,
+    draws,
+    extend,
+    find,
+    fleet,
+    offline_rows,
+    offline_runs,
+    over,
+)
+from experiments.tie.tables import length_heatmap, offline_claims, offline_table, pair_claims
 from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, draw_rows, interval
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import logt_family
 from lengthwise.lengths.fit import fit_rows
+from lengthwise.llm_names import resolve_llm
 from lengthwise.predictors.encoder import mu_and_sigma
+from lengthwise.reports.page import Figure
 from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.simulator import RequestPredictions, predict_workload
 from lengthwise.simulator.grid import Cell, Grid, Metric, Plan, run_grid
@@ -50,9 +67,11 @@ OTHERS: Final = {
     "tie": f"MiniLM, {LLM} alone, fits to ten samples",
     "tie-all": "the same on all 13 LLMs at once",
     "tie-samples": "on all, by the likelihood of the samples",
-    "tie-mpnet": "MPNet on all, fits",
+    "tie-mpnet": "MPNet on all, fits, stopped after 2 of 5 epochs",
 }
 """TIE's network as trained in the paper, and with more data, another loss, and a stronger encoder."""
+OTHER_LLMS: Final = "no network: fits to the other LLMs' answers, ridge"
+"""A reference: a linear model that knows how long the other LLMs answer the same prompt."""
 OWN: Final = {"sjf": "ssjf", "ltr": "ltr", "tie": "tie"}
 """The predictor of each policy in the paper."""
 OWN_SETTING, TIES_SETTING = "own predictors", "TIE's for all"
@@ -63,6 +82,10 @@ _DEFINITIONS: Final[Mapping[str, Metric]] = {
     "total E2E / total tokens": "e2e_s",
 }
 _RESAMPLES: Final = 1000
+_RIDGE: Final = 0.1
+"""Weight of the squared coefficients beside a prompt's squared error, inputs in standard deviations."""
+_OUTLYING: Final = 3.0
+"""Standard deviations at which what other LLMs' fits say is cut."""
 _SCORE_SPREAD: Final = 0.5
 """Of the ln lengths that stand for LTR's scores: few enough above the cap, where they would be equal."""
 
@@ -72,6 +95,8 @@ class RivalsGrid(SeededGrid):
     """What is simulated, at the loads that the paper's lowest and highest rate imply."""
 
     requests: int = 2000
+    pool: int = 6000
+    """Offline: requests that arrive at once."""
     predictor: str = "default"
     """The equal predictions."""
     rows: Path = KEPT
@@ -94,10 +119,12 @@ class Fit:
 
 @dataclass(frozen=True)
 class NetworkFit:
-    """R^2 of one of TIE's networks on the served LLM's answers to the test prompts."""
+    """R^2 on the served LLM's answers to the test prompts, of one of TIE's networks or of a reference."""
 
     network: str
+    """A key of OTHERS, or OTHER_LLMS."""
     seeds: int
+    """Of the training; 0 for the reference, which has no chance in it."""
     mu: Ratio
     sigma: Ratio
     log_sigma: Ratio
@@ -112,26 +139,42 @@ class RivalsResult:
     origin: str
     training_seeds: int
     online: Grid
+    offline: Offline
     fits: tuple[Fit, ...]
     networks: tuple[NetworkFit, ...]
 
 
 def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
-    """The online experiment with all predictions, then the networks alone."""
+    """The online experiment with all predictions, the offline one with own predictors, then the networks alone."""
     kept = read_rows(grid.rows)
-    samples = run.castillo().where(split="test")
-    draw, seeds = draws(samples, grid.requests), range(grid.seeds)
+    samples = run.castillo()
+    tested = samples.where(split="test")
+    draw, seeds = draws(tested, grid.requests), range(grid.seeds)
     plan = Plan(fleet(), ("fcfs",), ("oracle",), loads=(LOW, HIGH), seeds=seeds)
     online = run_grid(plan, draw, on_progress=run.part(0.0, 0.1))
     drawn = [draw(seed) for seed in seeds]
     run.report(grid.predictor, 0.1)
-    served = samples.where(llm=LLM)
+    served = tested.where(llm=LLM)
     equal = [predictions_of(workload, grid.predictor, seed) for seed, workload in enumerate(drawn)]
     variants = {(policy, grid.predictor): equal for policy in OWN} | _own(kept, served, drawn)
-    online = extend(online, drawn, variants, run.part(0.3, 0.9))
+    online = extend(online, drawn, variants, run.part(0.3, 0.6))
+    offline = _offline(kept, samples, run, grid)
     run.report("R^2", 0.9)
-    networks = _networks(grid.rows, served.where(corpus=[each for each in served.corpora if each != OFFLINE_CORPUS]))
-    return RivalsResult(grid, samples.origin, len(kept), online, _fits(kept, served), networks)
+    trained = [corpus for corpus in samples.corpora if corpus != OFFLINE_CORPUS]
+    networks = _networks(grid.rows, served.where(corpus=[each for each in trained if each in served.corpora]))
+    reference = from_other_llms(samples.where(corpus=trained))
+    return RivalsResult(grid, samples.origin, len(kept), online, offline, _fits(kept, served), (*networks, *reference))
+
+
+def _offline(kept: Sequence[Predicted], samples: LengthSamples, run: Run, grid: RivalsGrid) -> Offline:
+    """Each policy on its own predictor, beside FCFS."""
+    draw, seeds = at_once(samples, grid.pool), range(grid.seeds)
+    plan = Plan(fleet(), ("fcfs",), ("oracle",), seeds=seeds)
+    found = offline_runs(samples, plan, grid.pool, run.part(0.6, 0.7, "offline, "))
+    drawn = [draw(seed) for seed in seeds]
+    made = _own(kept, offline_rows(samples)[0].where(llm=LLM), drawn)
+    own = {(policy, rival): made[policy, rival] for policy, rival in OWN.items()}
+    return replace(found, grid=extend(found.grid, drawn, own, run.part(0.7, 0.9, "offline, ")))
 
 
 Predicted = dict[tuple[str, str, str], Floats]
@@ -194,6 +237,47 @@ def _networks(path: Path, rows: LengthSamples) -> tuple[NetworkFit, ...]:
     return tuple(found)
 
 
+def from_other_llms(rows: LengthSamples) -> tuple[NetworkFit, ...]:
+    """How much of mu and sigma is the prompt's: ridge regression on the fits of all other LLMs to the same prompt.
+
+    It learns from the train and validate prompts; with fewer than two LLMs or without such prompts there is none.
+    """
+    mine = resolve_llm(LLM, rows.llms)
+    served = rows.where(llm=mine)
+    fits = {llm: _fitted(rows.where(llm=llm)) for llm in (mine, *(each for each in rows.llms if each != mine))}
+    true, *others = (np.array([found.get(key, _NO_FIT) for key in _prompts(served)]) for found in fits.values())
+    known = np.isfinite(true).all(axis=1)
+    test = known & np.array([split == "test" for split in served.table["split"].to_pylist()])
+    learn = known & ~test
+    if not others or not learn.any() or not test.any():
+        return ()
+    given = np.concatenate(others, axis=1)
+    given = given[:, np.isfinite(given[learn]).sum(axis=0) > 1]
+    scaled = (given - np.nanmean(given[learn], axis=0)) / np.maximum(np.nanstd(given[learn], axis=0), 1e-9)
+    inputs = np.clip(np.nan_to_num(scaled), -_OUTLYING, _OUTLYING)
+    figures = []
+    for target in (true[:, 0], true[:, 1], np.log1p(true[:, 1])):
+        centre, level = inputs[learn].mean(axis=0), target[learn].mean()
+        a = inputs[learn] - centre
+        weights = np.linalg.solve(a.T @ a + _RIDGE * len(a) * np.eye(a.shape[1]), a.T @ (target[learn] - level))
+        figures.append(r_squared(target[test], (level + (inputs[test] - centre) @ weights)[None]))
+    return (NetworkFit(OTHER_LLMS, 0, *figures),)
+
+
+_NO_FIT: Final = np.full(2, np.nan)
+
+
+def _fitted(rows: LengthSamples) -> dict[tuple[str, str], Floats]:
+    """mu and sigma of each prompt of one LLM, where they can be fitted."""
+    fits = fit_rows(logt_family(TIE_NU), rows.lengths_matrix(), rows.clean_mask())
+    pairs = zip(_prompts(rows), fits.params[:, :2], fits.degenerate, strict=True)
+    return {key: params for key, params, degenerate in pairs if not degenerate}
+
+
+def _prompts(rows: LengthSamples) -> list[tuple[str, str]]:
+    return list(zip(rows.table["corpus"].to_pylist(), rows.table["prompt_id"].to_pylist(), strict=True))
+
+
 def _fits(kept: Sequence[Predicted], served: LengthSamples) -> tuple[Fit, ...]:
     """On the test prompts of the corpora of the training, and on Alpaca's where they are at hand."""
     trained = [corpus for corpus in served.corpora if corpus != OFFLINE_CORPUS]
@@ -232,8 +316,19 @@ def r_squared(true: Floats, predicted: Floats) -> Ratio:
 
 
 def tables(found: RivalsResult) -> list[Table]:
-    """The predictors, then latency by both definitions."""
-    return [_predictors(found), _network_table(found), *(_latency(found, name) for name in _DEFINITIONS)]
+    """The predictors, latency by both definitions, and all at once."""
+    notes = ["Each policy on its own predictor; the study `tie` has equal predictions."]
+    return [
+        _predictors(found),
+        _network_table(found),
+        *(_latency(found, name) for name in _DEFINITIONS),
+        offline_table(found.offline, notes),
+    ]
+
+
+def figures(found: RivalsResult) -> list[Figure]:
+    """The paper's heatmap of the offline runs (figure 5)."""
+    return [length_heatmap(found.offline.grid.cells, "each policy on its own predictor")]
 
 
 def _predictors(found: RivalsResult) -> Table:
@@ -268,13 +363,19 @@ def _network_table(found: RivalsResult) -> Table:
         "TIE's network, trained in other ways",
         found.networks,
         [
-            ("network", lambda fit: OTHERS[fit.network]),
-            ("seeds", lambda fit: str(fit.seeds)),
+            ("network", lambda fit: OTHERS.get(fit.network, fit.network)),
+            ("seeds", lambda fit: str(fit.seeds or "–")),
             ("R^2 of mu", lambda fit: multiple(fit.mu, 2)),
             ("R^2 of sigma", lambda fit: multiple(fit.sigma, 2)),
             ("of ln(1 + sigma)", lambda fit: multiple(fit.log_sigma, 2)),
         ],
-        ["Test prompts without Alpaca; 95 % intervals over prompts."],
+        [
+            "Test prompts without Alpaca; 95 % intervals over prompts.",
+            (
+                "Last row: mu and sigma of the other LLMs for the same prompt, by linear regression on the train and "
+                "validate prompts. What it misses belongs to one LLM on one prompt."
+            ),
+        ],
     )
 
 
@@ -318,7 +419,8 @@ def claims(found: RivalsResult) -> list[Claim]:
     settings = {setting: (found.online, predictors) for setting, predictors in _settings(found).items()}
     definitions = {f", {name}": measured for name, measured in _DEFINITIONS.items()}
     test = found.fits[0]
-    return pair_claims(settings, definitions) + [
+    rows = pair_claims(settings, definitions) + offline_claims(found.offline, OWN, OWN_SETTING)
+    return rows + [
         Claim(f"R^2 of {name}", theirs, ours, OWN_SETTING, neutral=None)
         for name, theirs, ours in zip(("mu", "sigma"), paper.R_SQUARED, (test.mu, test.sigma), strict=True)
     ]
@@ -376,16 +478,17 @@ def keep(outputs: Path, to: Path = KEPT) -> str:
 
 STUDY: Study[RivalsGrid, RivalsResult] = Study(
     name="tie_rivals",
-    title="TIE's online experiment, each policy on its own predictor",
+    title="TIE's experiments, each policy on its own predictor",
     question="Do predictors of their own explain what TIE gains over SSJF and LTR?",
     paper="TIE, arXiv 2604.00499",
     source="CASTILLO, and predictions of networks trained on it",
     grid=RivalsGrid(),
-    quick=RivalsGrid(seeds=3, requests=600, predictor="fast"),
-    minutes=(2, 0.2),
+    quick=RivalsGrid(seeds=3, requests=600, pool=1200, predictor="fast"),
+    minutes=(1.5, 0.3),
     serial=True,
     measure=measure,
     tables=tables,
+    figures=figures,
     claims=claims,
     needs=_needs,
 )

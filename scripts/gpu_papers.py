@@ -37,8 +37,6 @@ if sys.argv[1:2] in (["train"], ["work"]):  # there, without the other dependenc
 
 from lengthwise.training.encoder.trainer import Trainer  # noqa: E402
 
-Array = NDArray[Any]
-
 SETTINGS: Final[dict[str, Any]] = {
     "head": "logt", "llms": "", "network": "minilm", "identity": 1, "graph": 1, "keep": 0, "seed": 0, "seconds": 1000.0,
     "widths": "50-100-200-500-1000", "readings": "mean-p99", "stated": True,
@@ -325,7 +323,7 @@ def again(arguments: argparse.Namespace, pid: int) -> None:
 def write_results(arguments: argparse.Namespace, done: list[str]) -> None:
     """Write results.json, predictions.npz and the weights of the variants that have ended, each as a whole."""
     results = {name: json.loads((arguments.work / f"{name}.json").read_text()) for name in done}
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Any] = {}
     for name in done:
         with np.load(arguments.work / f"{name}.npz") as archive:
             arrays |= {"prompts": archive["prompts"], name: archive["predicted"]}
@@ -374,7 +372,9 @@ def main() -> None:
     parser.add_argument("--variant", action="append", help="name:key=value,...; repeatable")
     parser.add_argument("--variants", type=Path, help="a file of them, one per line")
     parser.add_argument("--budget", type=float, default=330.0, help="seconds for all of it")
-    parser.add_argument("--parallel", type=int, default=12)
+    parser.add_argument(
+        "--parallel", type=int, default=12, help="processes; 12 are too many for MPNet in 139 GiB [default: 12]"
+    )
     parser.add_argument("--limit", type=int, default=0, help="train on this many prompts only, for a trial")
     parser.add_argument("--until", type=float, default=0.0)
     arguments = parser.parse_args()

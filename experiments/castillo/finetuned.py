@@ -27,10 +27,10 @@ CONFIG: Final = Path(__file__).parent.parent.parent / "configs" / "papers.yaml"
 NETWORKS: Final[Mapping[str, str]] = {
     "own": "MiniLM frozen, 128 tokens",
     "minilm": "MiniLM fine-tuned, 512 tokens",
-    "minilm-anonymous": "the same without the LLM",
-    "minilm-single": "the same for these classes only",
+    "minilm-anonymous": "MiniLM fine-tuned, LLM hidden",
+    "minilm-single": "MiniLM fine-tuned, for this width only",
     "mpnet": "MPNet fine-tuned, 512 tokens",
-    "mpnet-anonymous": "MPNet without the LLM",
+    "mpnet-anonymous": "MPNet fine-tuned, LLM hidden",
 }
 """First part of a kept column's name: what the tables call it."""
 _HEADS: Final = ("classes", "squared", "absolute")

@@ -22,6 +22,7 @@ from lengthwise.errors import InputError
 from lengthwise.intervals import Ratio, draw_rows, interval
 from lengthwise.predictors import LengthPredictor, Predictions
 from lengthwise.predictors.baselines import CAP, ConstantPredictor
+from lengthwise.predictors.castillo_api import STDS_TO_P99, repeated_p99
 from lengthwise.predictors.evaluation import prediction_inputs
 from lengthwise.predictors.prediction import P99
 from lengthwise.reports.tables import Table
@@ -146,8 +147,8 @@ def point_predictions(found: Predictions) -> Floats:
 
 
 def predicted(found: Predictions, samples: LengthSamples, name: str) -> Subject:
-    """Mean, std and P99, by the package's definition, of the predictions for `rows_to_score`."""
-    mean, p99 = point_predictions(found), found.quantile(P99)
+    """Mean, std and P99 of repeated answers, as `lengthwise.predict_response_length` has them, for `rows_to_score`."""
+    mean, p99 = point_predictions(found), repeated_p99(found)
     values, start = {}, 0
     for llm in LLMS:
         end = start + sum(len(part) for _, _, part in evaluated_parts(rows_of(llm, samples)))
@@ -282,9 +283,9 @@ def _table(found: PaperComparison, number: int) -> Table:
             for reading in READINGS if columns is CLASSES else ("",):
                 group = {key: row for key, row in mine.items() if key[:2] == (rule, reading)}
                 for (_, _, subject), row in group.items():
-                    rows.append(("", _named(subject, reading), rule, *(_shown(row[what]) for what in columns)))
+                    rows.append(("", _named(subject, reading), rule, *(_shown(row.get(what)) for what in columns)))
                 if group:
-                    row = next(iter(group.values()))
+                    row = max(group.values(), key=len)
                     values = (_figure(what, row[what].constant) for what in columns)
                     rows.append(("", _named(CONSTANT, reading), rule, *values))
     title = f"{TITLES[number]}; {_sizes(found.prompts[number])} rows per LLM of {found.origin}"
@@ -301,8 +302,8 @@ def _named(subject: str, reading: str) -> str:
     return f"{subject}, {READINGS[reading]}" if reading else subject
 
 
-def _shown(cell: Cell) -> str:
-    return _figure(cell.what, cell.ours) + ("*" if cell.claimed else "")
+def _shown(cell: Cell | None) -> str:
+    return "–" if cell is None else _figure(cell.what, cell.ours) + ("*" if cell.claimed else "")
 
 
 def _figure(what: str, value: float) -> str:
@@ -327,7 +328,7 @@ def _notes(found: PaperComparison, number: int, cells: Sequence[Cell]) -> list[s
     if number in (2, 3):
         notes.append(
             "The paper does not say of which length its classes are; its interface returns the class of the P99. "
-            f"P99 is the {P99} quantile: of a row's samples, and of the prediction for one answer."
+            f"P99 is the {P99} quantile of a row's samples; the predictor's is its mean + {STDS_TO_P99} std of them."
         )
     if number == 2 and not found.prompts[3]:
         notes.append(f"Tables 3 and 5 are left out: there are no {UNSEEN} rows here.")

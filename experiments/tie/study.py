@@ -62,8 +62,21 @@ class TieGrid(SeededGrid):
 
 
 @dataclass(frozen=True, eq=False)
+class Offline:
+    """Runs in which all requests arrive at once."""
+
+    grid: Grid
+    """It has one offered load."""
+    corpus: str
+    samples: int
+    """The number of finished requests that is timed: 3,000, or half of a smaller pool."""
+    window_s: float
+    """The time in which finished requests are counted: 3 minutes, scaled like `samples`."""
+
+
+@dataclass(frozen=True, eq=False)
 class TieResult:
-    """All experiments. `online` and `synthetic` also hold the ablation; `offline` has one offered load, all at once.
+    """All experiments. `online` and `synthetic` also hold the ablation.
 
     `large` has the answers of a 70B LLM at the highest load, by corpus; it is empty where the data has none.
     """
@@ -73,12 +86,7 @@ class TieResult:
     online: Grid
     synthetic: Grid
     large: Mapping[str, Grid]
-    offline: Grid
-    offline_corpus: str
-    samples: int
-    """Offline: the number of finished requests that is timed: 3,000, or half of a smaller pool."""
-    window_s: float
-    """Offline: the time in which finished requests are counted: 3 minutes, scaled like `samples`."""
+    offline: Offline
     prompt_cv: tuple[float, float]
     """Standard deviation over mean of the answers to one prompt, averaged over prompts: CASTILLO, synthetic."""
 
@@ -86,9 +94,6 @@ class TieResult:
 def measure(run: Run, grid: TieGrid) -> TieResult:
     """Run everything on the length samples of one LLM."""
     samples = run.castillo()
-    batch, corpus = offline_rows(samples)
-    at_once = draws(batch, grid.pool)
-    wanted = min(paper.SAMPLES, grid.pool // 2)
     online = _online(samples, grid, run)
     synthetic, cv = _synthetic(grid, run)
     plan = Plan(fleet(), POLICIES, _predictors(grid), seeds=range(grid.seeds))
@@ -98,16 +103,23 @@ def measure(run: Run, grid: TieGrid) -> TieResult:
         online=online,
         synthetic=synthetic,
         large=_large(samples, grid, run),
-        offline=run_grid(
-            plan,
-            lambda seed: at_once(seed).replace(arrival_s=np.zeros(grid.pool)),
-            on_progress=run.part(0.8, 1.0, "offline, "),
-        ),
-        offline_corpus=corpus,
-        samples=wanted,
-        window_s=paper.WINDOW_S * wanted / paper.SAMPLES,
+        offline=offline_runs(samples, plan, grid.pool, run.part(0.8, 1.0, "offline, ")),
         prompt_cv=(within_prompts(samples.where(split="test"), LLM), cv),
     )
+
+
+def offline_runs(samples: LengthSamples, plan: Plan, pool: int, report: Report) -> Offline:
+    """Run a plan without loads on requests of `offline_rows` that arrive at once."""
+    _, corpus = offline_rows(samples)
+    wanted = min(paper.SAMPLES, pool // 2)
+    found = run_grid(plan, at_once(samples, pool), on_progress=report)
+    return Offline(found, corpus, wanted, paper.WINDOW_S * wanted / paper.SAMPLES)
+
+
+def at_once(samples: LengthSamples, pool: int) -> Draw:
+    """A function from a seed to requests of `offline_rows` that arrive at once."""
+    draw = draws(offline_rows(samples)[0], pool)
+    return lambda seed: draw(seed).replace(arrival_s=np.zeros(pool))
 
 
 def fleet(engine: str = ENGINE) -> Fleet:

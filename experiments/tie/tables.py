@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from experiments.tie.study import (
     POLICIES,
     WEAKER,
     WEIGHTED,
+    Offline,
     TieResult,
     find,
     over,
@@ -66,7 +67,6 @@ def pair_claims(
 
 def claims(found: TieResult) -> list[Claim]:
     """All ratios that the paper's figures and ours have in common, of latency per token unless stated otherwise."""
-    offline = offline_figures(found)
     same = {setting: (grid, dict.fromkeys(_OTHERS, predictor)) for setting, grid, predictor in _traffics(found)}
     rows = pair_claims(same, {"": "per_token_s", ", total E2E / total tokens": "e2e_s"})
     low_rate, high_rate = paper.RATES
@@ -77,12 +77,18 @@ def claims(found: TieResult) -> list[Claim]:
             rows.append(Claim(f"{name} at {high_rate:g} over {low_rate:g} requests/s", growth, ours, setting))
     rows += _ablation_claims(found)
     rows += _large_claims(found)
+    return rows + offline_claims(found.offline, dict.fromkeys(("tie", "ltr"), found.predictor), "CASTILLO")
+
+
+def offline_claims(offline: Offline, predictors: Mapping[str, str], setting: str) -> list[Claim]:
+    """TIE over LTR when all requests arrive at once, with a predictor for each of the two."""
+    measured, rows = offline_figures(offline), []
     for i, what in enumerate(("time to the samples", "samples in the time")):
         theirs = paper.OFFLINE["tie"][i] / paper.OFFLINE["ltr"][i]
-        ours = over_seeds(*(offline[name, found.predictor][i] for name in ("tie", "ltr")))
-        rows.append(Claim(f"offline, tie over ltr, {what}", theirs, ours, "CASTILLO"))
-    bands = (concentration(find(found.offline, name, found.predictor)) for name in ("tie", "ltr"))
-    rows.append(Claim("offline, tie over ltr, correlation of length and time", None, over_seeds(*bands), "CASTILLO"))
+        ours = over_seeds(*(measured[name, predictors[name]][i] for name in ("tie", "ltr")))
+        rows.append(Claim(f"offline, tie over ltr, {what}", theirs, ours, setting))
+    bands = (concentration(find(offline.grid, name, predictors[name])) for name in ("tie", "ltr"))
+    rows.append(Claim("offline, tie over ltr, correlation of length and time", None, over_seeds(*bands), setting))
     return rows
 
 
@@ -110,14 +116,14 @@ def _large_claims(found: TieResult) -> Iterator[Claim]:
                 )
 
 
-def offline_figures(found: TieResult) -> dict[tuple[str, str | None], tuple[list[float], list[float]]]:
+def offline_figures(offline: Offline) -> dict[tuple[str, str | None], tuple[list[float], list[float]]]:
     """Seconds to the samples and samples in the window, seed by seed, of each policy and predictor."""
     return {
         (cell.policy, cell.predictor): (
-            [float(np.sort(outcome.finished_s)[found.samples - 1]) for outcome in cell.outcomes],
-            [float((outcome.finished_s <= found.window_s).sum()) for outcome in cell.outcomes],
+            [float(np.sort(outcome.finished_s)[offline.samples - 1]) for outcome in cell.outcomes],
+            [float((outcome.finished_s <= offline.window_s).sum()) for outcome in cell.outcomes],
         )
-        for cell in found.offline.cells
+        for cell in offline.grid.cells
     }
 
 
@@ -212,7 +218,7 @@ def tables(found: TieResult) -> list[Table]:
             "e2e_s",
         ),
         _beside(found),
-        _offline(found),
+        offline_table(found.offline, [f"tau of {found.predictor}: {found.offline.grid.tau(found.predictor):.3f}."]),
         _reasons(found),
     ]
 
@@ -273,8 +279,9 @@ def _all_traffics(found: TieResult) -> tuple[tuple[str, Grid, str], ...]:
     return *_traffics(found), *large
 
 
-def _offline(found: TieResult) -> Table:
-    measured, grid = offline_figures(found), found.offline
+def offline_table(offline: Offline, notes: Sequence[str]) -> Table:
+    """Time to the samples, samples in the time, and how narrow the band of the heatmap is."""
+    measured, grid = offline_figures(offline), offline.grid
 
     def over_fcfs(cell: Cell, which: int) -> str:
         mine, base = (measured[key][which] for key in ((cell.policy, cell.predictor), ("fcfs", None)))
@@ -290,9 +297,12 @@ def _offline(found: TieResult) -> Table:
         [
             ("policy", lambda cell: cell.policy),
             ("predictor", lambda cell: cell.predictor or ""),
-            (f"time to {found.samples:,}", lambda cell: f"{np.mean(measured[cell.policy, cell.predictor][0]):,.1f} s"),
             (
-                f"samples in {found.window_s:.0f} s",
+                f"time to {offline.samples:,}",
+                lambda cell: f"{np.mean(measured[cell.policy, cell.predictor][0]):,.1f} s",
+            ),
+            (
+                f"samples in {offline.window_s:.0f} s",
                 lambda cell: f"{np.mean(measured[cell.policy, cell.predictor][1]):,.0f}",
             ),
             ("time / FCFS", lambda cell: over_fcfs(cell, 0)),
@@ -303,14 +313,14 @@ def _offline(found: TieResult) -> Table:
         ],
         [
             (
-                f"{len(grid.workload):,} requests, answers to {found.offline_corpus} ({grid.workload.name}), drawn "
+                f"{len(grid.workload):,} requests, answers to {offline.corpus} ({grid.workload.name}), drawn "
                 "again for each seed; the size of the paper's pool is not known."
             ),
             (
                 "length and time: Spearman's correlation of output length and completion time; the closer to 1, the "
                 "narrower the band of the heatmap."
             ),
-            f"tau of {found.predictor}: {grid.tau(found.predictor):.3f}.",
+            *notes,
         ],
         group=lambda cell: cell.predictor,
     )
@@ -322,12 +332,12 @@ def figures(found: TieResult) -> list[Figure]:
     cells = [cell for cell in found.online.cells if cell.policy in POLICIES and cell.predictor in (None, *names)]
     predictions = {name: found.online.predictions[name] for name in names}
     shown = replace(found.online, cells=tuple(cells), predictions=predictions)  # not the ablation
-    return [latency_by_load(runs_of(shown)), length_heatmap(found.offline, found.predictor)]
+    at_once = [cell for cell in found.offline.grid.cells if cell.predictor in (None, found.predictor)]
+    return [latency_by_load(runs_of(shown)), length_heatmap(at_once, f"predictions {predictor_label(found.predictor)}")]
 
 
-def length_heatmap(grid: Grid, predictor: str) -> Figure:
+def length_heatmap(cells: Sequence[Cell], predictions: str) -> Figure:
     """The share of requests by output length and completion time, a panel per policy."""
-    cells = [cell for cell in grid.cells if cell.predictor in (None, predictor)]
     points = [
         np.log10(np.concatenate([(outcome.output_tokens, outcome.finished_s) for outcome in cell.outcomes], axis=1))
         for cell in cells
@@ -343,7 +353,6 @@ def length_heatmap(grid: Grid, predictor: str) -> Figure:
     both = (axis("output tokens", type="log", dtick=1), axis("E2E (s)", type="log", dtick=1))
     layout = axes([both] * len(cells), columns=3, titles=[cell.label for cell in cells])
     layout["coloraxis"] = {"colorscale": _SHADES, "cmin": 0, "colorbar": {"tickformat": ".1%"}}
-    shown = f"All at once, predictions {predictor_label(predictor)}."
-    text = f"{shown} The share of requests in each cell: far above the lower edge, they waited."
+    text = f"All at once, {predictions}. The share of requests in each cell: far above the lower edge, they waited."
     title = "Offline: completion time against output length (figure 5)"
     return Figure(title, text, data, layout, height=120 + 330 * -(-len(cells) // 3))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lengthwise.lengths import Histogram, LengthDistribution, LogT, Point
     from lengthwise.policies import Job, Policy, make_policy
     from lengthwise.predictors import Prediction, PredictionInput, load_predictor, predict
+    from lengthwise.predictors.castillo_api import predict_response_length
     from lengthwise.reports.compare import compare
     from lengthwise.routers import Router, make_router
     from lengthwise.simulator import Fleet, simulate
@@ -45,6 +46,7 @@ __all__ = [
     "make_policy",
     "make_router",
     "predict",
+    "predict_response_length",
     "rollouts",
     "simulate",
 ]
@@ -55,6 +57,7 @@ _EXPORTS = {
     "lengths": ("Histogram", "LengthDistribution", "LogT", "Point"),
     "policies": ("Job", "Policy", "make_policy"),
     "predictors": ("Prediction", "PredictionInput", "load_predictor", "predict"),
+    "predictors.castillo_api": ("predict_response_length",),
     "reports.compare": ("compare",),
     "routers": ("Router", "make_router"),
     "simulator": ("Fleet", "simulate"),

@@ -42,7 +42,14 @@ def test_details_have_consistent_classes_and_tie() -> None:
     assert levels == sorted(levels)
     assert found["tie"]["0.1"] < found["tie"]["0.5"]
     low, high = found["predicted_p99_range"]
-    assert low <= found["p99"] < high
+    repeated = found["repeated_answers"]
+    assert low <= repeated["mean"] + 1.6 * repeated["std"] < high
+
+
+def test_the_class_stays_within_the_limit_of_the_answer() -> None:
+    options = ["--llm", "llama-3.2-3B", "--json", "--details", "--bin-width", "10", "--max-tokens", "20"]
+    found = json.loads(runner.invoke(app, [PROMPT, *options]).stdout)
+    assert found["predicted_p99_range"] == [20, 30]
 
 
 def test_the_command_and_castillos_function_agree() -> None:

@@ -151,7 +151,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> TieResult:
 
 @pytest.mark.parametrize("grid", ["online", "synthetic", "offline"])
 def test_within_a_seed_every_policy_gets_the_same_arrivals_and_lengths(grid: str, small: TieResult) -> None:
-    found = getattr(small, grid)
+    found = small.offline.grid if grid == "offline" else getattr(small, grid)
     for offered in found.offered_loads:
         cells = [cell for cell in found.cells if cell.offered == offered]
         assert len(cells) > len(POLICIES)
@@ -182,15 +182,15 @@ def test_ssjf_and_ltr_give_the_same_order_with_the_same_predictions_and_enough_m
 
 def test_with_true_lengths_offline_tie_equals_sjf(small: TieResult) -> None:
     # Online, aging makes them differ; offline all requests wait equally long.
-    found = offline_figures(small)
+    found = offline_figures(small.offline)
     assert found["tie", "oracle"] == found["sjf", "oracle"]
     assert found["sjf", "oracle"][0][0] < found["fcfs", None][0][0]
 
 
 def test_offline_counts_agree_with_finished_requests(small: TieResult) -> None:
-    found = small
+    found = small.offline
     assert (found.samples, found.window_s) == (200, 12.0)  # half of the pool, and as much less than 3 minutes
-    outcome = find(found.offline, "fcfs", "").outcomes[0]
+    outcome = find(found.grid, "fcfs", "").outcomes[0]
     assert outcome.arrival_s.max() == 0
     times, counts = offline_figures(found)["fcfs", None]
     assert (outcome.finished_s <= times[0]).sum() >= found.samples
@@ -199,7 +199,7 @@ def test_offline_counts_agree_with_finished_requests(small: TieResult) -> None:
 
 
 def test_the_band_of_the_heatmap_is_narrowest_with_true_lengths_and_absent_under_fcfs(small: TieResult) -> None:
-    found = small.offline
+    found = small.offline.grid
     true, predicted, none = (
         concentration(find(found, *name)) for name in (("sjf", "oracle"), ("sjf", PREDICTOR), ("fcfs", ""))
     )

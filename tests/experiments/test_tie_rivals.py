@@ -12,10 +12,12 @@ from experiments.tie.study import LLM, find
 from experiments.tie_rivals import (
     KEPT,
     OWN,
+    OWN_SETTING,
     STUDY,
     RivalsGrid,
     RivalsResult,
     claims,
+    from_other_llms,
     measure,
     r_squared,
     read_rows,
@@ -24,7 +26,7 @@ from experiments.tie_rivals import (
 from lengthwise.errors import InputError
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.training.data import PromptTable
-from lengthwise.workloads import castillo_workload, load_castillo
+from lengthwise.workloads import LengthSamples, castillo_workload, load_castillo
 from tests.experiments.samples import check_output
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -39,7 +41,7 @@ def _packaged_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 def small(tmp_path_factory: pytest.TempPathFactory) -> RivalsResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("LENGTHWISE_DATA", raising=False)
-        grid = RivalsGrid(seeds=2, requests=300, predictor="noisy:0.5")
+        grid = RivalsGrid(seeds=2, requests=300, pool=400, predictor="noisy:0.5")
         return measure(Run(ResultCache(tmp_path_factory.mktemp("cache"))), grid)
 
 
@@ -47,7 +49,7 @@ def test_each_policy_orders_by_the_kept_predictions_of_its_own_network(small: Ri
     samples = load_castillo().where(split="test", llm=LLM)
     names = {row["prompt"]: (row["llm"], row["corpus"], row["prompt_id"]) for row in samples.table.to_pylist()}
     workload = castillo_workload(samples, LLM, requests=300, rate=1.0, seed=1, max_tokens=2048)
-    kept = read_rows(KEPT)[0]
+    kept = read_rows(KEPT)[1]  # traffic of seed 1 takes the networks of training seed 1
     rows = np.array([kept[names[prompt]] for prompt in workload.table["prompt"].to_pylist()])
     made = {rival: small.online.predictions[rival][1] for rival in OWN.values()}
     np.testing.assert_array_equal(made["ssjf"].mu, rows[:, 0])
@@ -72,6 +74,43 @@ def test_the_networks_predict_prompts_that_they_were_not_trained_on(small: Rival
 def test_every_kept_network_of_tie_is_scored(small: RivalsResult) -> None:
     assert small.networks[0].network == "tie"
     assert all(each.mu.low < each.mu.ratio < each.mu.high for each in small.networks)
+
+
+def made_up(spread: float) -> LengthSamples:
+    """Answers of three LLMs to 300 prompts: the level is the prompt's, the spread that of an LLM on a prompt."""
+    rng = np.random.default_rng(0)
+    level = rng.normal(5.5, spread, 300)
+    columns: dict[str, list[Any]] = {name: [] for name in ("corpus", "prompt_id", "split", "llm", "prompt", "lengths")}
+    for llm in (LLAMA, "a", "b"):
+        for number, mu in enumerate(level):
+            lengths = np.exp(mu + rng.uniform(0.1, 0.6) * rng.standard_normal(10))
+            split = "test" if number % 2 else "train"
+            row = ("c", str(number), split, llm, str(number), np.ceil(lengths).astype(int).tolist())
+            for name, value in zip(columns, row, strict=True):
+                columns[name].append(value)
+    return LengthSamples.from_table({**columns, "input_tokens": [9] * len(columns["llm"])}, origin="made up")
+
+
+def test_other_llms_know_a_length_and_little_of_its_spread() -> None:
+    rows = made_up(spread=1.0)
+    found = from_other_llms(rows)[0]
+    assert found.mu.ratio > 0.8  # all LLMs answer a prompt at a length of its own
+    assert found.sigma.ratio < 0.3  # and each with a spread of its own
+
+
+def test_one_llm_has_no_others_to_compare_with() -> None:
+    rows = made_up(spread=1.0)
+    assert from_other_llms(rows.where(llm=LLAMA)) == ()
+
+
+def test_offline_every_policy_finishes_the_same_answers_that_arrive_at_once(small: RivalsResult) -> None:
+    cells = small.offline.grid.cells
+    assert {(cell.policy, cell.predictor) for cell in cells} == {("fcfs", None), *OWN.items()}
+    for cell in cells:
+        assert not cell.outcomes[0].arrival_s.any()
+        np.testing.assert_array_equal(cell.outcomes[0].output_tokens, cells[0].outcomes[0].output_tokens)
+    statements = {row.statement for row in claims(small) if row.setting == OWN_SETTING}
+    assert "offline, tie over ltr, time to the samples" in statements
 
 
 def test_r_squared_is_1_for_the_truth_and_0_for_its_mean() -> None:

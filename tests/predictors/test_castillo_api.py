@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+import lengthwise
 from lengthwise.errors import InputError
 from lengthwise.predictors import HistogramPredictions, PredictionInput
-from lengthwise.predictors.castillo_api import p99_class, predict_response_length
-from lengthwise.predictors.resolve import resolve_predictor
+from lengthwise.predictors.castillo_api import p99_class, p99_of_ten, predict_response_length
 
 PROMPT = "Introduce Nanjing University in China."
 
@@ -40,11 +41,29 @@ def test_classes_are_200_tokens_wide_by_default() -> None:
     assert high - low == 200
 
 
-def test_the_class_is_that_of_the_p99_of_the_prediction() -> None:
-    prediction = resolve_predictor("fast").predict([PredictionInput(PROMPT, "llama-3.2-3B")])[0]
+def test_the_class_is_that_of_the_p99_of_repeated_answers() -> None:
+    prediction = lengthwise.predict(PROMPT, "llama-3.2-3B", predictor="fast")
     found = predict_response_length(PROMPT, "llama-3.2-3B", "classification", predictor="fast")
-    low, high = found["predicted_p99_range"]
-    assert low <= prediction.quantile(0.99) < high
+    high = found["predicted_p99_range"][1]
+    assert prediction.sample_mean is not None
+    assert prediction.sample_mean < high
+    assert high < prediction.p99  # which holds what the predictor does not know
+
+
+def test_a_short_answer_has_the_lowest_class() -> None:
+    found = predict_response_length("Say yes.", "llama-3.1-8b", "classification")
+    assert found == {"predicted_p99_class": 0, "predicted_p99_range": (0, 200)}
+
+
+def test_ten_answers_have_the_p99_of_their_mean_and_std_on_average() -> None:
+    answers = np.random.default_rng(0).normal(300, 50, (20_000, 10))
+    true = np.quantile(answers, 0.99, axis=1)
+    assert p99_of_ten(answers.mean(axis=1), answers.std(axis=1)).mean() == pytest.approx(true.mean(), rel=0.01)
+
+
+def test_without_sampling_figures_the_class_is_that_of_one_answers_p99() -> None:
+    found = predict_response_length(PROMPT, "any", "classification", bin_width=50, predictor=Classifier())
+    assert found["predicted_p99_range"] == (150, 200)
 
 
 def test_a_class_holds_its_lower_end_and_not_its_upper() -> None:

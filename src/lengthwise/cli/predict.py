@@ -14,7 +14,7 @@ from rich.table import Table
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import BaseDistribution
-from lengthwise.predictors.castillo_api import BIN_WIDTH, p99_class
+from lengthwise.predictors.castillo_api import BIN_WIDTH, p99_class, p99_of_ten
 from lengthwise.predictors.prediction import QUANTILES, Prediction, loaded_once
 from lengthwise.predictors.prediction import predict as predict_one
 from lengthwise.predictors.resolve import best_packaged
@@ -57,7 +57,8 @@ def predict(
     """Predict the length of an LLM's answer to a prompt, as a distribution.
 
     Median, interval, mean and P99 are of the same distribution: that of one answer, with the predictor's
-    uncertainty in it. With --details, mean and std of repeated answers to the prompt are shown beside them.
+    uncertainty in it. With --details, mean and std of repeated answers to the prompt, and the class of the P99 of ten
+    of them, are shown beside them.
 
     Example: `lengthwise predict "Introduce Nanjing University in China." --llm llama-3.2-3B`
     """
@@ -86,10 +87,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _details(found: Prediction, bin_width: int) -> dict[str, Any]:
+    p99 = found.p99
+    if found.sample_mean is not None and found.sample_std is not None:
+        p99 = min(p99_of_ten(found.sample_mean, found.sample_std), found.quantile(1.0))
     more = {
         "std": found.distribution.std(),
         "repeated_answers": {"mean": found.sample_mean, "std": found.sample_std},
-        **p99_class(found.p99, bin_width),
+        **p99_class(p99, bin_width),
     }
     if isinstance(found.distribution, BaseDistribution):
         mean, cvar = found.distribution.mean_and_cvar(0.9)
@@ -113,7 +117,7 @@ def _table(found: Prediction, more: dict[str, Any]) -> Table:
             repeated = f"mean {found.sample_mean:,.0f}, std {found.sample_std:,.0f}"
             table.add_row("repeated answers", repeated)
         first, end = more["predicted_p99_range"]
-        table.add_row("P99 class", f"{more['predicted_p99_class']}: {first:,} to {end:,}")
+        table.add_row("P99 class", f"{more['predicted_p99_class']}: {first:,} to {end:,}, of ten answers")
     if "tie" in more:
         table.add_row("TIE by beta", ", ".join(f"{beta}: {score:,.0f}" for beta, score in more["tie"].items()))
     return table
