@@ -1,12 +1,14 @@
 """TGI, TensorRT-LLM, llama.cpp's server and Ollama behind the gateway, after such documentation as was at hand.
 
-None of them was run here. Each is a stand-in with its list of models, its metrics, its errors and the end of its
+None of them runs in these tests. Each is a stand-in with its list of models, its metrics, its errors and the end of its
 streams; the gateway takes each for a plain OpenAI server, adds nothing to a request, and passes on what it answers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +21,7 @@ from starlette.routing import Route
 
 from lengthwise.client.scrape import read_gauges
 from tests.gateway.engine import served
-from tests.gateway.helpers import CHAT, gateway, until
+from tests.gateway.helpers import CHAT, gateway, until, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -155,3 +157,42 @@ async def test_it_is_a_plain_openai_server_whose_errors_and_streams_pass_through
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
 def test_metrics_of_another_server_are_no_load_that_is_read(server: Server) -> None:
     assert read_gauges(server.metrics[1]) is None
+
+
+async def test_a_server_that_generates_is_not_asked_for_its_models(http: aiohttp.ClientSession) -> None:
+    """llama-cpp-python's server ends the answer that it generates when it is asked for its models."""
+    asked, checks = {"idle": 0, "busy": 0}, 0
+    running, done = threading.Event(), threading.Event()
+
+    async def models(_: Request) -> Response:
+        asked["busy" if running.is_set() and not done.is_set() else "idle"] += 1
+        return Response(json.dumps(model("llamacpp")), media_type="application/json")
+
+    async def generate(_: Request) -> Response:
+        running.set()
+        while not done.is_set():
+            await asyncio.sleep(0.01)
+        return Response(json.dumps({**CHUNK, "choices": [], "usage": USAGE}), media_type="application/json")
+
+    async def health(_: Request) -> Response:
+        nonlocal checks
+        checks += 1
+        return Response("", 404)
+
+    routes = [Route("/v1/models", models), Route("/health", health), Route(CHAT, generate, methods=["POST"])]
+    with served(Starlette(routes=routes)) as engine_url, gateway(engine_url) as url:
+        answer = asyncio.create_task(status_of(http, url + CHAT))
+        await until_true(running.is_set)
+        before = checks
+        await until_true(lambda: checks >= before + 4)
+        done.set()
+        assert await answer == 200
+        listed = asked["idle"]
+        await until_true(lambda: asked["idle"] > listed)
+    assert asked["busy"] <= 1, "one may have been on its way"
+
+
+async def status_of(http: aiohttp.ClientSession, url: str) -> int:
+    async with http.post(url, json=chat("hello")) as response:
+        await response.read()
+        return response.status

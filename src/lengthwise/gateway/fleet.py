@@ -176,7 +176,8 @@ class EngineFleet:
                 dispatcher.set_slots(engine, max(1, engine.slots * now // replicas))
                 replicas = now
             if healthy:  # before it is up, so that no request for another model is sent there
-                dispatcher.set_models(engine, await _models(engine))
+                if not _is_busy_alone(engine):
+                    dispatcher.set_models(engine, await _models(engine))
                 await self._identify(engine)
             dispatcher.on_check(engine, healthy=healthy)
             if not healthy:
@@ -245,6 +246,14 @@ async def _models(engine: GatewayEngine) -> frozenset[str] | None:
         return frozenset(str(model["id"]) for model in await engine.client.models()) or None
     except EngineError:
         return engine.models
+
+
+def _is_busy_alone(engine: GatewayEngine) -> bool:
+    """Whether an engine is a plain OpenAI server that runs a request: asked for its models then, some end that answer.
+
+    llama-cpp-python's server does, unless it is started with `--interrupt_requests false`.
+    """
+    return bool(engine.jobs) and engine.models is not None and engine.identity.kind == "openai"
 
 
 def _reported(engine: GatewayEngine) -> _Reported:
