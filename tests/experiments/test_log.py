@@ -47,4 +47,4 @@ def test_a_resumed_run_counts_as_run_but_not_as_measured() -> None:
 def test_cpu_time_includes_that_of_ended_processes() -> None:
     before, own = cpu_seconds(), time.process_time()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.2: pass"], check=True)
-    assert cpu_seconds() - before > 0.19 + time.process_time() - own
+    assert cpu_seconds() - before > 0.1 + time.process_time() - own

