@@ -176,7 +176,7 @@ class EngineFleet:
                 dispatcher.set_slots(engine, max(1, engine.slots * now // replicas))
                 replicas = now
             if healthy:  # before it is up, so that no request for another model is sent there
-                if not _is_busy_alone(engine):
+                if not _is_busy_plain_server(engine):
                     dispatcher.set_models(engine, await _models(engine))
                 await self._identify(engine)
             dispatcher.on_check(engine, healthy=healthy)
@@ -248,10 +248,10 @@ async def _models(engine: GatewayEngine) -> frozenset[str] | None:
         return engine.models
 
 
-def _is_busy_alone(engine: GatewayEngine) -> bool:
-    """Whether an engine is a plain OpenAI server that runs a request: asked for its models then, some end that answer.
+def _is_busy_plain_server(engine: GatewayEngine) -> bool:
+    """Whether an engine is a plain OpenAI server that runs requests of ours, and its models are known.
 
-    llama-cpp-python's server does, unless it is started with `--interrupt_requests false`.
+    It is not asked for them again then: llama-cpp-python's server ends the answer that it generates when asked.
     """
     return bool(engine.jobs) and engine.models is not None and engine.identity.kind == "openai"
 
