@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from lengthwise.lengths import wide_prior
 from lengthwise.policies.calibration import (
+    BINS,
     MAX_UNIT,
     UNPREDICTED,
     LengthCalibration,
     calibrated_work,
     calibrated_works,
     length_bin,
+    ratio,
     record_length,
 )
 from lengthwise.policies.job import JobColumns
@@ -106,7 +108,8 @@ def test_ratios_do_not_depend_on_when_totals_are_divided_by_the_unit(pairs: list
                 setattr(divided, name, getattr(divided, name) * scale)
             for totals in (divided.jobs, divided.predicted, divided.true):
                 totals[:] = [value * scale for value in totals]
-    assert divided.ratio == pytest.approx(whole.ratio, rel=1e-6)
+    for place in range(BINS + 1):
+        assert ratio(divided, place) == pytest.approx(ratio(whole, place), rel=1e-6)
 
 
 @given(LENGTHS)

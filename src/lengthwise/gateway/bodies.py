@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from lengthwise.client.request_classes import CLASS_FIELD, Priority
@@ -49,6 +49,8 @@ _USAGE_PER_EVENT: Final = "continuous_usage_stats"  # of vLLM, beside `include_u
 _KEPT: Final = 4 * KEPT_CHARACTERS  # bytes that hold what predictors read of either end of a prompt
 _LONG_FIELDS: Final = frozenset({"prompt", "messages", "input", "instructions", "system", "tools"})
 """The fields that make a body large: of a large body the others are not read if they are long."""
+_SWITCHES: Final = frozenset({"reasoning_effort", "reasoning", "thinking", "enable_thinking", "chat_template_kwargs"})
+"""The fields in which a client says whether and how much the LLM is to think."""
 _FIRST_ID: Final = re.compile(rb"\s*\d+\s*,")
 _CLASS_HEADER: Final = b"x-lengthwise-request-class"
 
@@ -115,18 +117,19 @@ class CompletionBody(_Part):
     enable_thinking: Any = None
     chat_template_kwargs: Any = None
 
-    _outline: Outline | None = PrivateAttr(None)  # of a large body: long values are not in the fields
-    _text: bytes | None = PrivateAttr(None)  # the rendered prompt; of a large body its beginning and end
-    _digest: _Digest | None = PrivateAttr(None)
+    # These are set by `_set`: as private attributes of pydantic, which finds them in Python, they take a sixth of the
+    # CPU time of a request.
+    _outline: ClassVar[Outline | None] = None  # of a large body: long values are not in the fields
+    _text: ClassVar[bytes | None] = None  # the rendered prompt; of a large body its beginning and end
+    _digest: ClassVar[_Digest | None] = None
 
     @property
     def switch(self) -> Thinking | None:
         """Whether and how much the LLM is asked to think, if the request says so."""
         if self._digest is not None:
             return self._digest.switch
-        switches = ("reasoning_effort", "reasoning", "thinking", "enable_thinking", "chat_template_kwargs")
-        given = {name: getattr(self, name) for name in switches if name in self.model_fields_set}
-        return thinking_of_fields(given) if given else None
+        given = _SWITCHES & self.model_fields_set
+        return thinking_of_fields({name: getattr(self, name) for name in given}) if given else None
 
     @property
     def declared_limit(self) -> int | None:
@@ -252,7 +255,10 @@ class CompletionBody(_Part):
             return self._digest.text.decode("utf-8", "replace")
         if self._text is None:
             rendered = self._rendered().encode()
-            self._text = rendered if self._outline is None else _hash_text(self._outline.expand(rendered))[2]
+            if self._outline is not None:
+                rendered = _hash_text(self._outline.expand(rendered))[2]
+            self._set(_text=rendered)
+            return _read_of(rendered)
         return _read_of(self._text)
 
     def text_or_none(self) -> str | None:
@@ -264,7 +270,7 @@ class CompletionBody(_Part):
 
     def use_outline(self, found: Outline) -> None:
         """Look long values up in the outline that the fields were read from."""
-        self._outline = found
+        self._set(_outline=found)
 
     def condense(self) -> None:
         """Let the objects of prompt, messages and settings go, and keep what is used of them.
@@ -272,7 +278,7 @@ class CompletionBody(_Part):
         A body waits for as long as its request: as objects it would take many times its bytes.
         """
         text = self.text_or_none()
-        self._digest = _Digest(
+        digest = _Digest(
             self.readable,
             self.one_answer,
             self.answers,
@@ -281,10 +287,11 @@ class CompletionBody(_Part):
             self._declared_template,
             None if text is None else text.encode("utf-8", "replace"),
         )
-        store = bool(self.store)
-        self.__dict__.update(_untyped(type(self)))
-        self.store = store
-        self._outline = self._text = None
+        gone = _untyped(type(self)) | {"store": bool(self.store)}
+        self._set(**gone, _digest=digest, _outline=None, _text=None)
+
+    def _set(self, **values: Any) -> None:
+        self.__dict__.update(values)
 
     @property
     def kept_bytes(self) -> int:
@@ -317,10 +324,12 @@ class CompletionBody(_Part):
                 return len(self._ids), hash_tokens(self._ids)
             if self.readable:
                 if self._outline is not None:
-                    size, blocks, self._text = _hash_text(self._outline.expand(self._rendered().encode()))
+                    size, blocks, text = _hash_text(self._outline.expand(self._rendered().encode()))
+                    self._set(_text=text)
                     return size // BYTES_PER_TOKEN, blocks
-                self._text = self._rendered().encode()
-                return len(self._text) // BYTES_PER_TOKEN, hash_bytes(self._text)
+                text = self._rendered().encode()
+                self._set(_text=text)
+                return len(text) // BYTES_PER_TOKEN, hash_bytes(text)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError):  # the engine refuses it
             pass
         return 0, ()

@@ -58,6 +58,7 @@ _FORWARDED: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~:@+=-]+)+(?:
 _OWN_PATHS: Final = ("/lengthwise/", "/health", "/ready", "/metrics", "/dashboard.", "/v1/models")
 _HOST: Final = re.compile(r"(?:\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252}[A-Za-z0-9_])?")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NO_CLASS: Final = ClassConfig()
 
 
 def _known_policy(name: str) -> str:
@@ -405,7 +406,7 @@ class GatewayConfig(_Section):
     def class_of(self, tenant: TenantConfig) -> ClassConfig:
         """Return the class of a tenant's requests; InputError if it is none of `classes`."""
         if tenant.request_class is None:
-            return ClassConfig()
+            return _NO_CLASS
         if tenant.request_class not in self.classes:
             known = ", ".join(self.classes)
             raise InputError(

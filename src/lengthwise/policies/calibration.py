@@ -15,6 +15,7 @@ finished jobs; a bin departs from it as far as its own jobs show. Jobs without a
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ UNPREDICTED: Final = BINS
 """The bin of jobs without a prediction."""
 EDGES: Final = 2.0 ** (np.arange(1, BINS) / BINS_PER_DOUBLING)
 """The least predicted length, in tokens, of each bin but the first."""
+_EDGES: Final = EDGES.tolist()
 LOG_BIN: Final = math.log(2.0) / BINS_PER_DOUBLING
 PRIOR_SQUARES: Final = PRIOR_JOBS / LOG_BIN**2  # squared bins: 16 jobs, each a factor of e from the mean
 _PRIOR: Final = wide_prior()
@@ -55,13 +57,15 @@ class LengthCalibration:
     sum_y: float = 0.0
     sum_xx: float = 0.0
     sum_xy: float = 0.0
-    ratio: list[float] = field(default_factory=lambda: [1.0] * (BINS + 1))
-    """r of each bin."""
+    line: float = 1.0
+    """line(0), as of the last finished job with a prediction."""
+    log_step: float = 0.0
+    """ln line(k + 1) - ln line(k)."""
 
 
 def length_bin(mu: float, sigma: float, median: float) -> int:
     """Return the bin of a prediction."""
-    return UNPREDICTED if (mu, sigma) == (_PRIOR.mu, _PRIOR.sigma) else int(np.searchsorted(EDGES, median, "right"))
+    return UNPREDICTED if (mu, sigma) == (_PRIOR.mu, _PRIOR.sigma) else bin_of(median)
 
 
 def length_bins(mu: NDArray[np.float64], sigma: NDArray[np.float64], medians: NDArray[np.float64]) -> NDArray[np.intp]:
@@ -74,16 +78,13 @@ def calibrated_works(calibration: LengthCalibration, jobs: JobColumns) -> tuple[
     """Return the work of many jobs, and their bins."""
     medians = np.minimum(np.exp(jobs.mu), jobs.cap)
     bins = length_bins(jobs.mu, jobs.sigma, medians)
-    return np.minimum(np.maximum(medians, 1.0) * np.array(calibration.ratio)[bins], jobs.cap), bins
+    places, place_of = np.unique(bins, return_inverse=True)
+    ratios = np.array([ratio(calibration, place) for place in places.tolist()])
+    return np.minimum(np.maximum(medians, 1.0) * ratios[place_of], jobs.cap), bins
 
 
 # The rules, on numbers: policies call them, and the simulator's kernel compiles them for its own records with the same
 # fields. `place` is the bin of a prediction.
-
-
-def calibrated_work(calibration: Any, median: float, place: int, cap: float) -> float:
-    """Return the work of a job: what finished jobs of its predicted length took."""
-    return float(min(max(median, 1.0) * calibration.ratio[place], cap))
 
 
 def pooled_ratio(jobs: float, predicted: float, true: float, unit: float, wider: float) -> float:
@@ -92,6 +93,24 @@ def pooled_ratio(jobs: float, predicted: float, true: float, unit: float, wider:
         return wider
     prior = PRIOR_JOBS * unit
     return (jobs * (true / predicted) + prior * wider) / (jobs + prior)
+
+
+def ratio(calibration: Any, place: int) -> float:
+    """Return r of a bin."""
+    wider = 1.0 if place == UNPREDICTED else calibration.line * math.exp(calibration.log_step * place)
+    return pooled_ratio(
+        calibration.jobs[place], calibration.predicted[place], calibration.true[place], calibration.unit, wider
+    )
+
+
+def calibrated_work(calibration: Any, median: float, place: int, cap: float) -> float:
+    """Return the work of a job: what finished jobs of its predicted length took."""
+    return float(min(max(median, 1.0) * ratio(calibration, place), cap))
+
+
+def bin_of(tokens: float) -> int:
+    """Return the bin of a length."""
+    return bisect_right(_EDGES, tokens)
 
 
 def count_length(calibration: Any, place: int, median: float, tokens: int) -> None:
@@ -113,7 +132,7 @@ def count_length(calibration: Any, place: int, median: float, tokens: int) -> No
     calibration.predicted[place] += unit * max(median, 1.0)
     calibration.true[place] += unit * tokens
     if place != UNPREDICTED:
-        true_place = np.searchsorted(EDGES, tokens, "right")
+        true_place = bin_of(tokens)
         calibration.count += unit
         calibration.sum_x += unit * place
         calibration.sum_y += unit * true_place
@@ -121,33 +140,26 @@ def count_length(calibration: Any, place: int, median: float, tokens: int) -> No
         calibration.sum_xy += unit * place * true_place
 
 
-def update_ratios(calibration: Any) -> None:
-    """Fit the line, and compute the ratio of every bin."""
-    count, unit, prior = calibration.count, calibration.unit, PRIOR_SQUARES * calibration.unit
-    mean = calibration.sum_x / count
+def fit_line(calibration: Any) -> None:
+    """Fit the line to all jobs with a prediction."""
+    prior, mean = PRIOR_SQUARES * calibration.unit, calibration.sum_x / calibration.count
     slope = (calibration.sum_xy - mean * calibration.sum_y + prior) / (
         calibration.sum_xx - mean * calibration.sum_x + prior
     )
-    step, first = math.exp((slope - 1.0) * LOG_BIN), math.exp((1.0 - slope) * LOG_BIN * mean)
+    log_step = (slope - 1.0) * LOG_BIN
+    step, first = math.exp(log_step), math.exp(-log_step * mean)
     true, predicted, line = 0.0, 0.0, first
+    trues, predictions = calibration.true, calibration.predicted
     for number in range(BINS):
-        true += calibration.true[number]
-        predicted += calibration.predicted[number] * line
+        true += trues[number]
+        predicted += predictions[number] * line
         line *= step
-    line = first * pooled_ratio(count, predicted, true, unit, 1.0)
-    for number in range(BINS):
-        calibration.ratio[number] = pooled_ratio(
-            calibration.jobs[number], calibration.predicted[number], calibration.true[number], unit, line
-        )
-        line *= step
+    calibration.line = first * pooled_ratio(calibration.count, predicted, true, calibration.unit, 1.0)
+    calibration.log_step = log_step
 
 
 def record_length(calibration: Any, median: float, place: int, tokens: int) -> None:
-    """Record the true length of a finished job, and update the ratios."""
+    """Record the true length of a finished job."""
     count_length(calibration, place, median, tokens)
     if place != UNPREDICTED:
-        update_ratios(calibration)
-        return
-    calibration.ratio[place] = pooled_ratio(
-        calibration.jobs[place], calibration.predicted[place], calibration.true[place], calibration.unit, 1.0
-    )
+        fit_line(calibration)

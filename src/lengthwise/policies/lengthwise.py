@@ -9,6 +9,7 @@ credit         tokens of work that may still enter the fast lane: every job that
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,7 +42,9 @@ TOKENS_PER_ROUND: Final = 16.0  # per slot
 MAX_LLMS: Final = 256  # that are calibrated apart; further ones together
 _BINS_PER_DOUBLING: Final = 12
 _BINS: Final = 24 * _BINS_PER_DOUBLING
-_EDGES: Final = 2.0 ** (np.arange(1, _BINS) / _BINS_PER_DOUBLING)  # tokens
+EDGES: Final = 2.0 ** (np.arange(1, _BINS) / _BINS_PER_DOUBLING)
+"""The least work, in tokens, of each bin of the statistics but the first."""
+_EDGES: Final = EDGES.tolist()
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ class Lanes:
 
 def work_bin(work: float) -> int:
     """Return the bin of a job's work in the statistics."""
-    return int(np.searchsorted(_EDGES, work, "right"))
+    return bisect_right(_EDGES, work)
 
 
 def is_short(lanes: Any, work: float) -> bool:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from lengthwise.compiled import inlined as compiled
 from lengthwise.compiled import inlined_copies
 from lengthwise.policies import calibration
 from lengthwise.simulator.kernel.access import bin_at, calibration_at, cap_at, median_at, prediction_of, request_at
 from lengthwise.simulator.kernel.records import Record
 
-calibrated_work, *_, _record_length = inlined_copies(
-    calibration.calibrated_work,
+
+@compiled
+def _bin_of(tokens: float) -> int:
+    return int(np.searchsorted(calibration.EDGES, tokens, "right"))
+
+
+_, _, calibrated_work, *_, _record_length = inlined_copies(
     calibration.pooled_ratio,
+    calibration.ratio,
+    calibration.calibrated_work,
     calibration.count_length,
-    calibration.update_ratios,
+    calibration.fit_line,
     calibration.record_length,
+    bin_of=_bin_of,
 )
 
 

@@ -45,8 +45,14 @@ _enter_group, _serve_group, _response_ratio_key, _boosted_arrival = inlined_copi
     arrival_order.response_ratio_key,
     arrival_order.boosted_arrival,
 )
+
+
+@compiled
+def _work_bin(work: float) -> int:
+    return int(np.searchsorted(lengthwise.EDGES, work, "right"))
+
+
 *_, _enter_lanes, _change_lane, _settle = inlined_copies(
-    lengthwise.work_bin,
     lengthwise.is_short,
     lengthwise.count_work,
     lengthwise.add_credit,
@@ -54,6 +60,7 @@ _enter_group, _serve_group, _response_ratio_key, _boosted_arrival = inlined_copi
     lengthwise.enter_lanes,
     lengthwise.change_lane,
     lengthwise.settle,
+    work_bin=_work_bin,
 )
 
 
