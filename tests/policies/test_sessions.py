@@ -79,6 +79,25 @@ def test_turns_that_wait_say_nothing_of_the_turns_to_come() -> None:
     assert state.tenants[""].all.further(1, 0.5) == before > 3.5
 
 
+def test_predicted_lengths_count_as_far_as_turns_of_the_template_have_borne_them_out() -> None:
+    def rounds(true: bool) -> list[int]:
+        """Return the places of a turn predicted short and of one predicted long."""
+        state = _ByRest(2.0, 8192.0, lambda: SLOTS)
+        for number in range(200):
+            predicted = (10, 1000)[number % 2]
+            job = Job(str(number), 0.0, prediction=Point(predicted), session=str(number), template="t")
+            state.enter(job)
+            job.generated = predicted if true else 100
+            state.finished(job)
+        state.arrived = 0.0
+        return [
+            state.enter(Job(f"new {n}", 0.0, prediction=Point(n), session=f"{n}", template="t")) for n in (10, 1000)
+        ]
+
+    right, wrong = rounds(true=True), rounds(true=False)
+    assert right[1] - right[0] > 10 * (wrong[1] - wrong[0]) >= 0
+
+
 def test_what_a_tenant_claims_changes_nothing_for_another() -> None:
     def place(claims: bool) -> list[int]:
         state = _ByRest(2.0, 8192.0, lambda: SLOTS)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.policies.base import parameter
+from lengthwise.policies.calibration import LengthCalibration, calibrated_work, length_bin, record_length
 from lengthwise.policies.job import Job
 from lengthwise.policies.protocol import Rounds, Slots, one_slot
 from lengthwise.policies.wrappers import NestedRounds, RoundsWrapper
@@ -19,7 +20,7 @@ TOKENS_PER_ROUND: Final = 16.0  # per slot, as under `lengthwise`
 MAX_WORK: Final = 8192.0  # of one turn, in tokens
 MAX_TURNS: Final = 128  # of a session that are counted apart
 MAX_SESSIONS: Final = 4096  # of one tenant, the last used; likewise jobs whose rest is remembered
-MAX_TEMPLATES: Final = 256  # of one tenant
+MAX_TEMPLATES: Final = 128  # of one tenant
 MAX_TENANTS: Final = 1024
 MAX_SEARCHED: Final = 1024  # of a prompt's last blocks, for the turn that it continues
 _PRIOR_TURNS: Final = 4.0  # with which a count begins: a template's as its tenant's, that of a number as of all numbers
@@ -44,6 +45,8 @@ class _Turns:
     all_ended: float = 0.0
     all_followed: float = 0.0
     tokens: float = 0.0
+    lengths: LengthCalibration = field(default_factory=LengthCalibration)
+    """What predicted lengths of turns are worth."""
 
     def follow(self, turn: int) -> None:
         """Count a turn that has arrived."""
@@ -133,7 +136,7 @@ def _recent(known: OrderedDict[Any, _V], name: Any, make: type[_V], most: int) -
 
 
 class _Entered(NamedTuple):
-    """What is remembered of a job until it ends."""
+    """What is remembered of a job until it ends; `template` and `tenant`: where it counts."""
 
     turn: int
     before: float
@@ -165,20 +168,21 @@ class _ByRest:
             record.follow(turn)
         further = template.further(turn, template.share_followed(tenant.all.share_followed(_FIRST_FOLLOWED)))
         to_come = further * template.length(tenant.all.length(_FIRST_LENGTH))
-        self.entered[job.id] = _Entered(turn, self.arrived, to_come, template, tenant.all)
+        known = self.entered[job.id] = _Entered(turn, self.arrived, to_come, template, tenant.all)
         if len(self.entered) > MAX_SESSIONS * 16:
             self.entered.popitem(last=False)
-        place = self._round(job, self.arrived, to_come)
+        place = self._round(job, known)
         self.arrived += max(1.0, min(job.expected, MAX_WORK)) / max(1, self.slots())
         return place
 
-    def _round(self, job: Job, before: float, to_come: float) -> int:
-        rest = job.expected + to_come
-        return int((before + self.weight * rest * self.most / (rest + self.most)) // TOKENS_PER_ROUND)
+    def _round(self, job: Job, known: _Entered) -> int:
+        place = length_bin(job.mu, job.sigma, job.median)
+        rest = calibrated_work(known.template.lengths, job.median, place, job.cap) + known.to_come
+        return int((known.before + self.weight * rest * self.most / (rest + self.most)) // TOKENS_PER_ROUND)
 
     def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
         known = self.entered.get(job.id)
-        return round_number if known is None else self._round(job, known.before, known.to_come)
+        return round_number if known is None else self._round(job, known)
 
     def admitted(self, round_number: int) -> None:
         """Do nothing: rounds do not depend on what is served."""
@@ -189,6 +193,9 @@ class _ByRest:
             tokens = job.generated if job.used_tokens is None else job.expected
             for record in (known.template, known.tenant):
                 record.finish(known.turn, tokens)
+            if job.used_tokens is None and job.generated > 0:
+                place = length_bin(job.mu, job.sigma, job.median)
+                record_length(known.template.lengths, job.median, place, job.generated)
 
 
 @dataclass(frozen=True)
@@ -196,10 +203,13 @@ class Sessions(RoundsWrapper):
     """The least predicted rest of the session first, aged: `sessions(fcfs)`, for agents that wait for their session.
 
     round = (A + weight * rest * most / (rest + most)) // 16      (tokens per slot)
-    rest  = E[length] of this turn + E[turns to come] * E[length of a turn]
+    rest  = length of this turn + E[turns to come] * E[length of a turn]
     A     = work that arrived before it / slots; the work of a turn is its E[length], from 1 to 8,192 tokens
-    weight = 16; most = 2,048 tokens: a short rest adds about weight * rest, a long one less than weight * most. In one
+    weight = 32; most = 2,048 tokens: a short rest adds about weight * rest, a long one less than weight * most. In one
     round, the inner policy decides.
+
+    The length of this turn is the predicted one, calibrated as under `lengthwise` by the turns of the template: where
+    predictions say little about them, it is near their mean.
 
     Turns to come after the k-th: the sum over n >= 1 of c_k * c_(k+1) * ... * c_(k+n-1). c_j is the share of the j-th
     turns of the tenant's sessions of this template which another turn followed, of those that have ended (the estimate
@@ -220,7 +230,7 @@ class Sessions(RoundsWrapper):
 
     kind = "sessions"
 
-    weight: float = parameter(16.0, minimum=0.0, maximum=64.0)
+    weight: float = parameter(32.0, minimum=0.0, maximum=64.0)
     most: float = parameter(2048.0, minimum=1.0, maximum=131_072.0)
 
     @property
