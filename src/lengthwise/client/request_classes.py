@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -39,10 +40,10 @@ class LatencyLimitsConfig(BaseModel):
     per_token_s: _LimitS | None = None
     """Limit of E2E per output token, in seconds (`x-lengthwise-per-token-s`), which the policy `ontime` keeps."""
 
-    @property
-    def limits(self) -> dict[str, float | None]:
-        """The limits, for `Job.use_limits`."""
-        return {name: getattr(self, name) for name in LIMIT_FIELDS}
+    @cached_property
+    def limits(self) -> dict[str, float]:
+        """The limits that are set, for `Job.use_limits`."""
+        return {name: limit for name in LIMIT_FIELDS if (limit := getattr(self, name)) is not None}
 
 
 class ClassConfig(LatencyLimitsConfig):

@@ -278,6 +278,12 @@ class CompletionBody(_Part):
         A body waits for as long as its request: as objects it would take many times its bytes.
         """
         text = self.text_or_none()
+        if text is None:
+            kept = None
+        elif self._text is not None and len(self._text) < LARGE_BODY:
+            kept = self._text
+        else:
+            kept = text.encode("utf-8", "replace")
         digest = _Digest(
             self.readable,
             self.one_answer,
@@ -285,9 +291,9 @@ class CompletionBody(_Part):
             self.lacks_usage,
             self.switch,
             self._declared_template,
-            None if text is None else text.encode("utf-8", "replace"),
+            kept,
         )
-        gone = _untyped(type(self)) | {"store": bool(self.store)}
+        gone = dict.fromkeys(_untyped(type(self)) & self.model_fields_set) | {"store": bool(self.store)}
         self._set(**gone, _digest=digest, _outline=None, _text=None)
 
     def _set(self, **values: Any) -> None:
@@ -643,7 +649,7 @@ def parse(model: type[Validated], raw: bytes) -> Validated:
 
 def outline_of(model: type[BaseModel], raw: bytes) -> Outline:
     """Return what of a large body is parsed for a model; ApiError 400 if its structure exceeds a limit."""
-    untyped = _untyped(model).keys()
+    untyped = _untyped(model)
     try:
         return outline(raw, model.model_fields.keys() - untyped, untyped & _LONG_FIELDS, untyped - _LONG_FIELDS)
     except TooComplexError as error:
@@ -653,9 +659,9 @@ def outline_of(model: type[BaseModel], raw: bytes) -> Outline:
 
 
 @cache
-def _untyped(model: type[BaseModel]) -> dict[str, None]:
-    """Return the fields of a model that hold any JSON, each with None."""
-    return {name: None for name, field in model.model_fields.items() if field.annotation in (Any, list[Any])}
+def _untyped(model: type[BaseModel]) -> frozenset[str]:
+    """Return the fields of a model that hold any JSON."""
+    return frozenset(name for name, field in model.model_fields.items() if field.annotation in (Any, list[Any]))
 
 
 def _read_of(text: bytes) -> str:

@@ -39,7 +39,7 @@ class ModelNames:
         fallbacks = (self.aliases.get(other, other) for other in config.fallbacks)
         return next((other for other in fallbacks if self._has_engine(other)), model)
 
-    def limits(self, model: str | None) -> dict[str, float | None]:
+    def limits(self, model: str | None) -> dict[str, float]:
         """Return the latency limits of a model, for requests that declare none."""
         config = self._models.get(model or "")
         return {} if config is None else config.limits

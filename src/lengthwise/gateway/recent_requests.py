@@ -42,6 +42,7 @@ FIELDS: Final = (
 """Fields of `RequestRow`, of requests that were answered; times by the dispatcher's clock, `max_tokens` the cap.
 Limits are the request's, else the policy's."""
 ROW: Final = row_dtype(FIELDS)
+_NO_LIMITS: Final = (math.nan,) * len(LIMITS)
 
 
 class Names:
@@ -86,7 +87,7 @@ class RecentRequests:
         if call.failed or tokens is None or job.started is None:
             return
         length, number = call.meter.length, self.policy_number
-        limits = {**self._policy[2], **job.limits}
+        limits = {**self._policy[2], **job.limits} if self._policy[2] or job.has_limits else {}
         prompt = call.meter.prompt_tokens
         row = (
             int(job.id),
@@ -104,7 +105,7 @@ class RecentRequests:
             SOURCES.index(call.source),
             length is not None and length[1],
             self.engines.number(call.engine or ""),
-            *(limits.get(name, math.nan) for name in LIMITS),
+            *([limits.get(name, math.nan) for name in LIMITS] if limits else _NO_LIMITS),
         )
         self._unwritten.append(row)
         self.added += 1

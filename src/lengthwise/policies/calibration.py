@@ -149,10 +149,10 @@ def fit_line(calibration: Any) -> None:
     log_step = (slope - 1.0) * LOG_BIN
     step, first = math.exp(log_step), math.exp(-log_step * mean)
     true, predicted, line = 0.0, 0.0, first
-    trues, predictions = calibration.true, calibration.predicted
-    for number in range(BINS):
-        true += trues[number]
-        predicted += predictions[number] * line
+    for bin_true, bin_predicted in zip(calibration.true[:BINS], calibration.predicted[:BINS]):  # noqa: B905  (compiled)
+        if bin_predicted > 0.0:
+            true += bin_true
+            predicted += bin_predicted * line
         line *= step
     calibration.line = first * pooled_ratio(calibration.count, predicted, true, calibration.unit, 1.0)
     calibration.log_step = log_step

@@ -150,6 +150,11 @@ class Job:
             self.per_token_limit_s = per_token_s
 
     @property
+    def has_limits(self) -> bool:
+        """Whether it has a latency limit."""
+        return min(self.deadline, self.ttft_limit_s, self.per_token_limit_s) < math.inf
+
+    @property
     def limits(self) -> dict[str, float]:
         """The limits that it has, in seconds, by the names of `RequestRow` and of a workload's columns."""
         found = {
