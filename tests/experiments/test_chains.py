@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -122,3 +123,25 @@ def test_the_study_scores_tasks_and_long_chains_after_short_ones(home: Path, tmp
     assert {each.policy for each in found.gains} == {"tie, alone", "tie, learned", "sjf, true"}
     assert [len(table.rows) for table in tables(found)] == [12, 6]
     assert "On 2 tasks" in STUDY.output(found).verdict
+
+
+def test_the_page_shows_the_kept_rows() -> None:
+    page = Path("docs/studies/reasoning.md").read_text()
+    scores, gains = json.loads(Path("experiments/results/chains-castillo.json").read_text())["tables"]
+    packaged, _ = json.loads(Path("experiments/results/chains.json").read_text())["tables"]
+    tasks = {row[0]: None for row in scores["rows"][:-4]}
+    by_place = {(row[0], row[4]): row for row in scores["rows"]}
+    for number, places in ((3, ["0"]), (5, ["0"]), (5, ["30"]), (5, ["100"])):
+        assert f"| {' | '.join(by_place[task, place][number] for task in tasks for place in places)} |" in page
+    for number in (6, 8, 9, 10):
+        three = [[by_place[task, place][number].split(" [")[0] for place in ("0", "100", CONSTANT)] for task in tasks]
+        assert f"| {' | '.join('; '.join(each) for each in three)} |" in page
+    assert f"| {' | '.join(row[5] for row in packaged['rows'][:-4] if row[4] == '0')} |" in page
+    for name in ("0", "short", "short, 30", "short, 100"):
+        _, _, _, _, _, _, covered, ratio, *_ = by_place[f"{SHORT} to {LONG}", name]
+        assert ratio.split(" [")[0] in page
+        assert covered.split("%")[0] + " %" in page
+    means = {(group, policy): rest for group, _, policy, *rest in gains["rows"]}
+    for policy, name in (("sjf", "alone"), ("tie", "learned"), ("bounded(tie)", "learned"), ("sjf", "true")):
+        cells = [*means["all", f"{policy}, {name}"], *means["overthink most", f"{policy}, {name}"]]
+        assert f"| {name} | `{policy}` | {' | '.join(cells)} |" in page
