@@ -13,6 +13,7 @@ NAMES: Final = (
     "stated",
     "reasoning",
     "thinking",
+    "chains",
     "simulator_error",
     "fast_lane",
     "no_harm",
