@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,18 @@ def chat(number: int, **more: Any) -> dict[str, Any]:
 
 
 def length(number: int) -> int:
-    return 8 + 5 * number % 23
+    return 30 + 5 * number % 23
+
+
+def wait_for_predictor(url: str) -> None:
+    """Ask for a prediction until the predictor has started."""
+    asked = urllib.request.Request(f"{url}/lengthwise/v1/predict", json.dumps(chat(0)).encode())  # noqa: S310  (ours)
+    for _ in range(600):
+        with urllib.request.urlopen(asked) as response:  # noqa: S310
+            if json.load(response)["source"] == "predictor":
+                return
+        time.sleep(0.1)
+    raise AssertionError("the predictor has not started")
 
 
 async def ask(url: str) -> list[str]:
@@ -61,6 +75,7 @@ def run(stock_engine: EmbeddedEngine, tmp_path_factory: pytest.TempPathFactory) 
             line = process.stdout.readline()
             assert line, "the gateway has ended"
             found = re.search(r"serving on (http://[\d.]+:\d+)", line)
+        wait_for_predictor(found[1])
         answers = asyncio.run(ask(found[1]))
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)

@@ -37,6 +37,7 @@ MAX_LENGTH: Final = 131_072
 _MAX_ADMIN_BYTES: Final = 64 << 10
 
 _MAX_NAME: Final = 256  # characters of a session's or template's name that policies identify it by
+_MAX_ANSWERS: Final = 1 << 16  # that a request is charged for beforehand
 _MAX_USER: Final = 256  # characters of a user's name that identify it; names stay in memory
 _HINTED_PRIORITIES: Final = ("priority", "strict_priority")  # of Dynamo's nvext.agent_hints
 _Model = Annotated[str, Field(max_length=4096)]  # as long as a path; names stay in memory where engines list no models
@@ -171,6 +172,7 @@ class CompletionBody(_Part):
             tenant=None if self.end_user is None else self.end_user[:_MAX_USER],
             session=session,
             template=None if template is None else template[:_MAX_NAME],
+            answers=min(self.answers, _MAX_ANSWERS),
         )
         if limits:
             job.use_limits(**_declared_limits(headers))

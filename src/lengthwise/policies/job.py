@@ -70,7 +70,7 @@ class Job:
     `priority`: lower runs first, as in vLLM. `cached_tokens`: tokens of the prompt in the engine's prefix cache.
     `preemptions`: how often it was preempted, for any reason. `deadline`: when the answer should be complete.
     `ttft_limit_s`, `per_token_limit_s`: seconds to the first token, and of E2E per output token, that it may take;
-    infinite: no limit of its own.
+    infinite: no limit of its own. `answers`: how many are generated, each of the predicted length.
 
     From the prediction (without one, the wide prior), censored at `cap`, the smaller of the prediction's cap and
     max_tokens: `mu` and `sigma` of the log-t that the prediction is (sigma 0: a certain length) or, for another family,
@@ -102,6 +102,7 @@ class Job:
     session: str | None = None
     template: str | None = None
     request_class: str | None = None
+    answers: int = 1
     mu: float = field(init=False)
     sigma: float = field(init=False)
     cap: float = field(init=False)

@@ -30,6 +30,11 @@ _LONGEST_AFTER: Final = 200  # jobs: before, none is behind the others
 _PRIOR: Final = wide_prior()  # the prediction of a job without one
 
 
+def _expected_work(job: Job) -> int:
+    """Return what a tenant is charged for a job when it arrives, in tokens."""
+    return job.prompt_tokens + job.answers * max(1, round(job.expected))
+
+
 @dataclass(slots=True)
 class _TenantRounds:
     """Start-time fair queueing: each tenant has a quota of work per round; what exceeds it belongs to the next round.
@@ -45,11 +50,11 @@ class _TenantRounds:
     sweep_at: int = _SWEEP_MIN
 
     def enter(self, job: Job) -> int:
-        """Return the round at the tenant's position, which advances by the job's prompt and expected answer."""
+        """Return the round at the tenant's position, which advances by the job's prompt and expected answers."""
         tenant = job.tenant or ""
         quota = self._quota(tenant)
         start = max(self.serving * quota, self.ends.get(tenant, 0))
-        job.charged = job.prompt_tokens + max(1, round(job.expected))
+        job.charged = _expected_work(job)
         self.ends[tenant] = start + job.charged
         self._sweep()
         return start // quota
@@ -105,7 +110,7 @@ class _TenantShares:
             self.numbers[name] = self.last
         number = self.numbers[name]
         self.positions[number] = max(self.positions.get(number, 0.0), self.least)
-        job.charged = job.prompt_tokens + max(1, round(job.expected))
+        job.charged = _expected_work(job)
         return number
 
     def eligible(self, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -335,8 +340,8 @@ class Fair(RoundsWrapper):
     """Any policy, with tenants in turns: `fair(tie):quantum=8192`.
 
     place: round, then the key of the inner policy
-    In each round a tenant has `quantum` = 32,768 tokens of work (prompt + expected answer; the true length replaces the
-    expected one when a job finishes, where the host reports it); what a tenant sends beyond that belongs to later
+    In each round a tenant has `quantum` = 32,768 tokens of work (prompt + expected answers; the true length replaces
+    the expected one when a job finishes, where the host reports it); what a tenant sends beyond that belongs to later
     rounds. A tenant without waiting requests joins the current round when it returns: unused shares are not saved.
     This is start-time fair queueing, with tags rounded down to rounds so that the inner policy has jobs to order.
 
