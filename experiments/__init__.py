@@ -24,6 +24,7 @@ NAMES: Final = (
     "on_time",
     "sessions",
     "backlog",
+    "ranker",
     "learning",
     "background",
     "classes",
