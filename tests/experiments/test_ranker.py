@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import ranker
-from experiments.ranker import STUDY, RankerGrid, measure
+from experiments.ranker import RECIPES, STUDY, RankerGrid, measure
 from experiments.study import Run
 from lengthwise.predictors.fast import FastPredictor
 from lengthwise.simulator.tasks import ResultCache
@@ -34,7 +34,7 @@ def test_both_recipes_are_trained_without_each_kind_and_ltr_is_simulated_beside_
     grid = RankerGrid(seeds=2, parts=2, networks=1, epochs=2, loads=(1.1,), requests=40)
     found = measure(Run(ResultCache(tmp_path)), grid)
     check_output(STUDY.output(found))
-    assert trained == [False] * 3 + [True] * 3
+    assert trained == [""] * 3 + ["all"] * 3 + ["kind"] * 3
     assert set(found.left_out) == {"chat", "writing"}
-    assert set(found.official) == {"rank", "fast", "lengths, no teacher", "order, no teacher"}
+    assert set(found.official) == {"rank", "fast", *(f"{recipe}, no teacher" for recipe in RECIPES)}
     assert found.latency[0].e2e.low <= found.latency[0].e2e.ratio <= found.latency[0].e2e.high

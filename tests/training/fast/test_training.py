@@ -197,7 +197,7 @@ def test_the_list_loss_is_lower_for_the_right_order_and_ignores_other_kinds() ->
 
 
 def test_a_ranker_orders_prompts_and_its_scores_are_calibrated_as_lengths() -> None:
-    recipe = FastRecipe(hidden=32, joint=16, networks=2, epochs=15, ranker=True)
+    recipe = FastRecipe(hidden=32, joint=16, networks=2, epochs=15, ranker="kind")
     predictor, found = calibrated(FastTrainer(words(), recipe), table(1000), 0.0, 0)
     fresh = table(150, seed=1)
     scored = score_pairs(fresh, *predicted(predictor, fresh))

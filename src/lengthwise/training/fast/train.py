@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ class Examples:
     absent: Sequence[NDArray[np.bool_]] = ()
     """For each network in turn, the prompts that it is not trained on; () for none."""
     place: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """(N): log mean length above the levels of LLM and kind; what a ranker learns the order of."""
+    """(N): log mean length above the level of the LLM, or of LLM and kind; what a ranker learns the order of."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class FastRecipe(Recipe):
     level_prior: float = 0.01
     """Weight of the squared levels of kinds."""
     networks: int = 4
-    ranker: bool = False
-    """Train for the order alone: ListMLE, as LTR (arXiv 2408.15792)."""
+    ranker: Literal["", "all", "kind"] = ""
+    """Train for the order alone, by ListMLE as LTR (arXiv 2408.15792): of all prompts, or of those of one kind."""
 
 
 def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwork:
@@ -355,9 +355,9 @@ class FastTrainer:
             levels=levels[:-1],
             identity=identity,
             plain=slice(COUNTED, FEATURES),
-            kind=kind,
+            kind=np.zeros_like(kind) if self.recipe.ranker == "all" else kind,
             absent=_absent(table, self.recipe.networks),
-            place=place,
+            place=above if self.recipe.ranker == "all" else place,
         )
         if self.recipe.ranker:
             network = fit_ranker(examples, self.recipe, held_out(table, seed + 1), seed)
