@@ -25,6 +25,8 @@ NAMES: Final = (
     "on_time",
     "sessions",
     "backlog",
+    "ranker",
+    "magnus",
     "learning",
     "background",
     "classes",

@@ -36,7 +36,7 @@ from lengthwise.training.fast.train import (
     official_test,
     training_pairs,
 )
-from lengthwise.training.fast.word_tables import TOPICS, Vocabulary
+from lengthwise.training.fast.word_tables import Vocabulary
 from lengthwise.training.pairs import PairTable
 
 SEED = 0
@@ -70,7 +70,7 @@ def main() -> None:
     test = {"CASTILLO": official_test(everything)}
     test |= {name: everything.take(everything.in_groups([name]) & (everything.test if name == "alpaca" else judged))
              for name in JUDGED}  # fmt: skip
-    trainer = FastTrainer(_vocabulary(packaged), FastRecipe(epochs=int(packaged.card["recipe"]["epochs"])))
+    trainer = FastTrainer(Vocabulary.of_packaged(packaged), FastRecipe(epochs=int(packaged.card["recipe"]["epochs"])))
     left: dict[str, Errors] = {}
     trained, small = [], capped(table, PER_KIND, SEED)
     for part in PARTS:
@@ -88,13 +88,6 @@ def main() -> None:
         options.scores.write_text(json.dumps(scores, indent=1) + "\n")
     card = {**read_model_file(options.file).card, "novelty": _stated(novelty) | {"left_out": scores["left_out_mean"]}}
     write_model_file(options.file, card, replace(packaged, novelty=novelty, _llm_cache={}).parts())
-
-
-def _vocabulary(packaged: FastPredictor) -> Vocabulary:
-    """Return the words of the packaged file with their vectors, and the encoder's own words."""
-    tokenizer = json.loads(read_model_file(MODELS / "default.lw").part("tokenizer.json"))
-    own = frozenset(word.encode() for word in tokenizer["model"]["vocab"] if word.isascii() and word.isalnum())
-    return Vocabulary(packaged.reader, packaged.tables.words[:, TOPICS + 1 :].astype(np.float32), own)
 
 
 def _centres(predictor: FastPredictor, train: PairTable) -> Any:

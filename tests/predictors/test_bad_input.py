@@ -43,7 +43,7 @@ def packaged(name: str) -> LoadedPredictor:
     return load_predictor(name)
 
 
-@pytest.mark.parametrize("name", ["fast", "default"])
+@pytest.mark.parametrize("name", ["fast", "default", "rank"])
 @pytest.mark.parametrize("text", NONSENSE.values(), ids=NONSENSE.keys())
 def test_nonsense_is_predicted_widely_and_not_as_short(name: str, text: str) -> None:
     found = as_logt(packaged(name).predict([text], [LLAMA]))
@@ -52,7 +52,7 @@ def test_nonsense_is_predicted_widely_and_not_as_short(name: str, text: str) -> 
     assert found.quantile(0.05)[0] <= found.quantile(0.5)[0] <= found.cap[0]
 
 
-@pytest.mark.parametrize("name", ["fast", "default"])
+@pytest.mark.parametrize("name", ["fast", "default", "rank"])
 @pytest.mark.parametrize("text", OTHER_SCRIPTS.values(), ids=OTHER_SCRIPTS.keys())
 def test_other_scripts_are_predicted_widely_and_not_as_short(name: str, text: str) -> None:
     found = as_logt(packaged(name).predict([text], [LLAMA]))

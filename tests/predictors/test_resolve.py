@@ -99,7 +99,7 @@ def test_a_file_of_an_unknown_kind_is_an_error_that_lists_the_known_kinds(tmp_pa
         load_predictor(path)
 
 
-@pytest.mark.parametrize("name", ["fast", "default"])
+@pytest.mark.parametrize("name", ["fast", "default", "rank"])
 def test_the_card_of_a_packaged_predictor_states_data_licences_and_limits(name: str) -> None:
     card = load_predictor(name).card
     assert card["name"] == name
@@ -146,5 +146,5 @@ def test_an_entry_point_is_resolved_by_name(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_predictor_prints_in_one_line() -> None:
     assert repr(History()) == "History(0 lengths, 0 LLMs)"
-    for name in ("fast", "default"):
+    for name in ("fast", "default", "rank"):
         assert re.fullmatch(rf"\w+Predictor\('\S*{name}\S*', \d+ LLMs\)", repr(load_predictor(name)))

@@ -167,7 +167,7 @@ def _skeleton(prompt: str) -> str:
     return re.sub(r"[\d.,  ]+", "#", prompt.split("\n")[0])
 
 
-@pytest.mark.parametrize("name", ["fast", "default"])
+@pytest.mark.parametrize("name", ["fast", "default", "rank"])
 @pytest.mark.parametrize("llm", ["meta-llama/Llama-3.1-8B-Instruct", "unknown-llm"])
 def test_the_median_of_a_packaged_predictor_is_near_what_is_asked(name: str, llm: str) -> None:
     predictor = load_predictor(name)

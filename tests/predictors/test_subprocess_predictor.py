@@ -58,7 +58,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["fast", "default"])
+@pytest.mark.parametrize("name", ["fast", "default", "rank"])
 def test_predictions_equal_those_in_this_process(name: str) -> None:
     here, there = load_predictor(name), SubprocessPredictor(name)
     try:

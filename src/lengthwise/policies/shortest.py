@@ -39,7 +39,8 @@ class Ltr(BasePolicy):
     """Lowest rank score first (LTR, arXiv 2408.15792): only the order of the scores counts, not their size.
 
     key = min(mu, ln cap)      (the log of the prediction's median)
-    On the same predictions this is the order of `sjf`; LTR changes the predictor, which is trained for the order alone.
+    On the same predictions this is the order of `sjf`; LTR changes the predictor, which is trained for the order alone:
+    `--predictor rank`, whose mu is a score.
     Memory short: the one with the highest score is preempted, whatever its progress, since a score is no count of
     tokens. Without a prediction: the wide prior's median.
     """

@@ -318,6 +318,10 @@ class FastNetwork(Weights):
 
 
 KIND: Final = "fast"
+WORDS: Final = ("words.txt", "tables.npz")
+"""The parts of a model file that describe prompts; another file may share them (`model_file.SHARES`)."""
+LEVELS: Final = "levels.npz"
+"""The part that holds the levels and the widening of a file that shares its tables."""
 NOVELTY: Final = "novelty.npz"
 """The part of a model file that holds `Novelty`; earlier files do not have it."""
 _log = logging.getLogger(__name__)
@@ -510,11 +514,17 @@ class FastPredictor:
         }
 
 
+def parts_without_words(predictor: FastPredictor) -> dict[str, bytes]:
+    """Return the parts of a model file that shares WORDS with another."""
+    own = {name: part for name, part in predictor.parts().items() if name not in WORDS}
+    return {**own, LEVELS: pack_arrays({"levels": predictor.levels, "widening": np.array([predictor.widening])})}
+
+
 def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
     """Load what `FastPredictor.parts` wrote."""
     table_part, network_part = (file.part(f"{name}.npz", source) for name in ("tables", "network"))
     try:
-        arrays = unpack_arrays(table_part)
+        arrays = unpack_arrays(table_part) | (unpack_arrays(file.parts[LEVELS]) if LEVELS in file.parts else {})
         network = FastNetwork.of(unpack_arrays(network_part))
         tables = WordTables(arrays["words"], arrays["pairs"], arrays["rarity"].astype(np.float32))
         features = len(network.centre) - (tables.width - FEATURES)

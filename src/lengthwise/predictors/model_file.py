@@ -29,6 +29,8 @@ ADAPTED: Final = "adapted.json"
 """The part of a model file that holds the LLMs added by `lengthwise adapt`."""
 LEARNED: Final = "learned.npz"
 """The part that holds what was learned from a traffic log, from `lengthwise adapt --from`."""
+SHARES: Final = "shares"
+"""The field of a card for parts that the file takes from a packaged one: {"of": NAME, "sha256": {PART: SUM}}."""
 _CARD: Final = "card.json"
 _SUMS: Final = "parts_sha256"
 _LARGEST: Final = 2_000_000_000
@@ -60,7 +62,7 @@ def write_model_file(path: Path, card: Mapping[str, Any], parts: Mapping[str, by
     missing = [name for name in _NEEDED if name not in card]
     if missing:
         raise InputError(f"the card has no {', '.join(missing)}", source=path, field=missing[0])
-    sums = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
+    sums = part_sums(parts)
     stated = json.dumps({**card, "format": FORMAT, _SUMS: sums}, indent=2).encode()
     with atomic_path(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in {_CARD: stated, **parts}.items():
@@ -89,12 +91,17 @@ def read_model_file(path: Path) -> ModelFile:
         raise InputError(f"has format {written}, newer than {FORMAT}", source=path, hint="update lengthwise to read it")
     if written < 1:
         raise InputError(f"has format {written}, which no release wrote", source=path, hint="get it again")
-    if sums and sums != {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}:
+    if sums and sums != part_sums(parts):
         raise InputError("was altered after it was written", source=path, hint="get it again, or train it again")
     missing = [name for name in _NEEDED if name not in card]
     if missing:
         raise InputError(f"the card has no {missing[0]}", source=path, hint="get it again")
     return ModelFile(card, parts)
+
+
+def part_sums(parts: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the SHA-256 of every part."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
 
 
 @dataclass(frozen=True, eq=False)

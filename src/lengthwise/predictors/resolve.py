@@ -1,6 +1,6 @@
 """Predictors by name: one parser and one resolver for the simulator, the gateway, the vLLM plug-in and every command.
 
-fast, default              a packaged predictor
+fast, default, rank        a packaged predictor
 my_model.lw                a model file (any name that ends in .lw or has a folder in it)
 history                    the LLM's past lengths only
 memory, memory+fast        prefix memory: past lengths behind the same prefix, session or tenant, over `history` or
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -31,7 +31,7 @@ from lengthwise.defaults import DEFAULT_PREDICTOR
 from lengthwise.errors import InputError, require_kind
 from lengthwise.llm_names import UNKNOWN
 from lengthwise.predictors.contract import LengthPredictor, LoadedPredictor
-from lengthwise.predictors.model_file import ADAPTED, LEARNED, SUFFIX, ModelFile, read_model_file
+from lengthwise.predictors.model_file import ADAPTED, LEARNED, SHARES, SUFFIX, ModelFile, part_sums, read_model_file
 from lengthwise.specs import Spec, find, parse_spec, unknown_name
 
 Kind = Literal[
@@ -183,13 +183,30 @@ def _load(file: ModelFile, path: Path) -> LoadedPredictor:
     if file.kind == "fast":
         from lengthwise.predictors.fast import load_fast
 
-        return load_fast(file, path)
+        return load_fast(_with_shared(file, path), path)
     if file.kind == "encoder":
         from lengthwise.predictors.encoder import EncoderPredictor
 
         return EncoderPredictor.load(file, path)
     kind, hint = file.kind, "known: encoder, fast"
     raise InputError(f"holds a predictor of kind '{kind}'", source=path, field="kind", hint=hint)
+
+
+def _with_shared(file: ModelFile, path: Path) -> ModelFile:
+    """Return the file with the parts that its card says it shares with a packaged one."""
+    if SHARES not in file.card:
+        return file
+    try:
+        of, sums = str(file.card[SHARES]["of"]), dict(file.card[SHARES]["sha256"])
+        lender = read_model_file(packaged_predictors()[of])
+        parts = {name: lender.parts[name] for name in sums}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError("shares parts that are not packaged", source=path, hint="get the file again") from error
+    if part_sums(parts) != sums:
+        raise InputError(
+            f"was trained with the words of another '{of}'", source=path, hint="train it again with this version"
+        )
+    return replace(file, parts={**parts, **file.parts})
 
 
 def packaged_predictors() -> dict[str, Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from lengthwise.predictors import load_predictor
 from lengthwise.predictors.encoder import EncoderPredictor
@@ -21,6 +22,7 @@ from lengthwise.training.fast.train import (
     calibrated,
     fit_network,
     fit_widening,
+    list_loss,
     predicted,
 )
 from lengthwise.training.fast.word_tables import FOLDS, TOPICS, Vocabulary, learn_tables
@@ -182,3 +184,33 @@ def test_a_network_learns_from_labels_from_a_teacher_and_from_capped_answers() -
         inside = np.abs(x[:, 0]) < 1.0
         assert np.abs(error[inside]).mean() < 0.15, llm
     assert np.abs(error[(x[:, 0] > 0.3) & inside].mean()) < 0.2  # the third LLM is predicted above its cap
+
+
+def test_the_list_loss_is_lower_for_the_right_order_and_ignores_other_kinds() -> None:
+    place, kind = torch.tensor([5.0, 6.0, 4.0, 9.0]), torch.tensor([0, 0, 0, 1])
+
+    def cost(*score: float) -> float:
+        return float(list_loss(torch.tensor(score), place, kind, torch.arange(4), torch.ones(4)))
+
+    assert cost(0.0, 1.0, -1.0, 0.0) < cost(0.0, 0.0, 0.0, 0.0) < cost(0.0, -1.0, 1.0, 0.0)
+    assert cost(0.0, 1.0, -1.0, 7.0) == pytest.approx(cost(0.0, 1.0, -1.0, 0.0), abs=1e-5)
+
+
+def test_a_ranker_orders_prompts_and_its_scores_are_calibrated_as_lengths() -> None:
+    recipe = FastRecipe(hidden=32, joint=16, networks=2, epochs=15, ranker="kind")
+    predictor, found = calibrated(FastTrainer(words(), recipe), table(1000), 0.0, 0)
+    fresh = table(150, seed=1)
+    scored = score_pairs(fresh, *predicted(predictor, fresh))
+    assert scored.tau > 0.6
+    assert scored.log_error < 0.7  # scores have no unit; the line gives them one
+    assert 0.85 < found["held_out"]["coverage_90"] < 0.99
+    assert np.ptp(predictor.predict(["lamp long", "tree short"], [LLMS[0]] * 2).sample_std) > 0.0
+
+
+def test_given_word_tables_are_kept() -> None:
+    trainer = FastTrainer(words(), FastRecipe(hidden=8, joint=8, networks=1, epochs=1))
+    first = trainer.fit(table(240))
+    vocabulary = replace(words(), reader=first.reader)
+    again = replace(trainer, vocabulary=vocabulary, tables=first.tables).fit(table(240, seed=1))
+    assert again.tables is first.tables
+    assert again.reader is first.reader

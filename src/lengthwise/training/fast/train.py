@@ -1,7 +1,8 @@
 """Trains the fast predictor on pairs of prompts and LLMs of any sources, and calibrates it.
 
 The loss is the likelihood of every sample, sample mean and std, the order of answers to prompts of one kind, and the
-distance to the outputs of a teacher. Outside CASTILLO, an answer's log length has a level of its kind and LLM, which is
+distance to the outputs of a teacher; of a ranker it is the order alone (ListMLE), and lengths are fitted to its scores
+afterwards. Outside CASTILLO, an answer's log length has a level of its kind and LLM, which is
 learned beside the network and dropped: what remains is what the prompt says. The spread is learned without the levels,
 so that it includes what is unknown about a new source.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from lengthwise.predictors.fast import (
     STD_BELOW_MEAN,
     FastNetwork,
     FastPredictor,
+    WordTables,
 )
 from lengthwise.training.data import load_samples
 from lengthwise.training.encoder.config import DataConfig
@@ -75,6 +77,8 @@ class Examples:
     """(P): the kind of each prompt, whose answers have levels; -1 for one without levels."""
     absent: Sequence[NDArray[np.bool_]] = ()
     """For each network in turn, the prompts that it is not trained on; () for none."""
+    place: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """(N): log mean length above the level of the LLM, or of LLM and kind; what a ranker learns the order of."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class FastRecipe(Recipe):
     level_prior: float = 0.01
     """Weight of the squared levels of kinds."""
     networks: int = 4
+    ranker: Literal["", "all", "kind"] = ""
+    """Train for the order alone, by ListMLE as LTR (arXiv 2408.15792): of all prompts, or of those of one kind."""
 
 
 def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwork:
@@ -109,6 +115,7 @@ def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwor
     identity = torch.from_numpy(np.where(examples.identity < 0, known, examples.identity))
     start = torch.from_numpy(np.searchsorted(examples.prompt, np.arange(len(x) + 1)))
     kind = torch.from_numpy(examples.kind if len(examples.kind) else np.full(len(x), -1))
+    place = torch.from_numpy(np.asarray(examples.place if recipe.ranker else np.zeros(len(llm)), np.float32))
     networks = []
     for number in range(seed * recipe.networks, (seed + 1) * recipe.networks):
         torch.manual_seed(number)
@@ -125,6 +132,8 @@ def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwor
             features = torch.where((chance < recipe.unknown / 2)[:, None], names[-1], names[at_llm])
             outputs = net(x[rows], owner, row, features)
             at_kind = kind[rows][owner]
+            if recipe.ranker:
+                return list_loss(outputs[..., 0], place[at], at_kind, owner, weight[at])
             kind_level = net.kind_levels(at_kind, at_llm)
             answers = _Answers(
                 lengths[at], censored[at], soft[at], weight[at], levels[at_llm], kind_level, at_kind, owner
@@ -223,6 +232,24 @@ def _order_loss(y: Any, targets: Any, answers: _Answers) -> Any:
     return _mean(each, answers.weight[chosen] * known.any(1))
 
 
+def list_loss(score: Any, place: Any, kind: Any, prompt: Any, weight: Any) -> Any:
+    """ListMLE on the answers to prompts of one kind, longest first and shortest first; at most _ORDERED answers.
+
+    An answer's term is the log share of its exp(score) in those of the answers that are no longer than it; shortest
+    first, of exp(-score) in those of the answers that are no shorter.
+    """
+    chosen = torch.randperm(len(score))[:_ORDERED]
+    kind, prompt, weight = kind[chosen], prompt[chosen], weight[chosen]
+    same = (kind[None] == kind[:, None]) & (prompt[None] != prompt[:, None])
+    loss = torch.zeros(())
+    for sign in (1.0, -1.0):
+        ranked, true = sign * score[chosen], sign * place[chosen]
+        rest = same & (true[None] <= true[:, None])
+        among = torch.where(rest | torch.eye(len(chosen), dtype=torch.bool), ranked[None], -torch.inf)
+        loss = loss + _mean(torch.logsumexp(among, dim=1) - ranked, weight * rest.any(1))
+    return loss
+
+
 def _mean(each: Any, where: Any) -> Any:
     return (each * where).sum() / where.sum().clamp(min=1e-3)
 
@@ -291,10 +318,12 @@ class FastTrainer:
     vocabulary: Vocabulary
     recipe: FastRecipe = field(default_factory=FastRecipe)
     teacher: TeacherOutputs | None = None
+    tables: WordTables | None = None
+    """Word tables of the vocabulary that are kept; None: learned from the prompts."""
 
     def fit(self, table: PairTable, seed: int = 0) -> FastPredictor:
         """Train on all prompts of the table; the predictor is not calibrated."""
-        vocabulary = self.vocabulary.of_texts(table.texts)
+        vocabulary = self.vocabulary if self.tables is not None else self.vocabulary.of_texts(table.texts)
         # Made prompts have the same lengths with every LLM and say nothing about differences.
         made = made_prompts(table)
         levels, weight = table.take(~made).levels(), table.prompt_weights() * np.where(made, MADE_WEIGHT, 1.0)
@@ -306,12 +335,14 @@ class FastTrainer:
         kind = kinds_with_levels(table)
         above = table.log_mean() - levels[table.llm]
         cell = np.where(kind[table.prompt] < 0, -1, kind[table.prompt] * len(table.llms) + table.llm)
-        effect = np.bincount(table.prompt, above - _means(above, cell), len(table)) / np.maximum(answers, 1)
+        place = above - _means(above, cell)
+        effect = np.bincount(table.prompt, place, len(table)) / np.maximum(answers, 1)
         folds = np.random.default_rng(seed).integers(0, FOLDS, len(table))
         pages = [vocabulary.reader.read(text) for text in table.texts]
         # The words of templates say nothing about other prompts: the tables are learned without them.
         effect[made] = 0.0
-        learned = learn_tables(pages, effect, vocabulary.meaning, folds, seed, weight * ((answers > 0) & ~made))
+        counts = weight * ((answers > 0) & ~made)
+        learned = learn_tables(pages, effect, vocabulary.meaning, folds, seed, counts, self.tables)
         examples = Examples(
             description=learned.describe(pages, folds),
             prompt=table.prompt,
@@ -324,16 +355,49 @@ class FastTrainer:
             levels=levels[:-1],
             identity=identity,
             plain=slice(COUNTED, FEATURES),
-            kind=kind,
+            kind=np.zeros_like(kind) if self.recipe.ranker == "all" else kind,
             absent=_absent(table, self.recipe.networks),
+            place=above if self.recipe.ranker == "all" else place,
         )
-        if self.teacher is not None:
-            examples = _taught(examples, table, self.teacher, seed)
-        network = fit_network(examples, self.recipe, seed)
+        if self.recipe.ranker:
+            network = fit_ranker(examples, self.recipe, held_out(table, seed + 1), seed)
+        else:
+            if self.teacher is not None:
+                examples = _taught(examples, table, self.teacher, seed)
+            network = fit_network(examples, self.recipe, seed)
         llms = tuple(table.llms[number] for number in known)
         return FastPredictor(
             vocabulary.reader, learned.tables, network, llms, np.append(levels[known], levels[-1]), Calibration()
         )
+
+
+def fit_ranker(examples: Examples, recipe: FastRecipe, out: NDArray[np.bool_], seed: int) -> FastNetwork:
+    """Train for the order; turn scores into lengths by a line through those of the prompts `out`, not trained on.
+
+    The log median, mean and std are the line, sigma is the spread around it: the same for all.
+    """
+    absent = [out | each for each in examples.absent] or [out]
+    network = fit_network(replace(examples, absent=absent), recipe, seed)
+    rows = np.flatnonzero(out[examples.prompt])
+    x, weight, place = (column[rows] for column in (examples.prompt, examples.weight, examples.place))
+    biases = np.array(
+        [network.llm_bias(row, name) for row, name in zip(examples.identity, examples.name_features[:-1], strict=True)]
+    )
+    parts = {p: network.prompt(network.standardise(examples.description[p])) for p in dict.fromkeys(x.tolist())}
+    hidden, direct = (np.array([parts[p][part] for p in x.tolist()]) for part in range(2))
+    score = network.outputs(hidden + biases[examples.llm[rows]], direct)[:, 0]
+    several = examples.lengths[(examples.lengths > 0).sum(axis=1) > 1]
+    slope, start = np.polyfit(score, place, 1, w=np.sqrt(weight))
+    spread = np.sqrt(np.average((place - slope * score - start) ** 2, weights=weight))
+    relative_std = float(np.median([np.std(own[own > 0]) / own.sum() * (own > 0).sum() for own in several]))
+    std = start + STD_BELOW_MEAN + np.log(relative_std)
+    shifts = np.array([start, np.log(spread) - SIGMA_AT_ZERO, start, std])
+    shifts = np.append(shifts, np.full(len(network.c_bias) - OUTPUTS, start))
+    columns = [0, 0, 0, 0, *range(OUTPUTS, len(network.c_bias))]
+    slopes = np.where(np.arange(len(columns)) == 1, 0.0, max(slope, 1e-3))
+    arrays = network.arrays()
+    lines = {name: arrays[name][..., columns] * slopes for name in ("c", "d", "c_bias")}
+    return FastNetwork.of({**arrays, **lines, "c_bias": lines["c_bias"] + shifts})
 
 
 def _absent(table: PairTable, networks: int) -> list[NDArray[np.bool_]]:

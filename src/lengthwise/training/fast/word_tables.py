@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +19,15 @@ from lengthwise.predictors.fast import (
     FEATURES,
     PAIRS,
     RESERVED,
+    FastPredictor,
     PromptText,
     Reader,
     WordTables,
     terms,
 )
+from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.prompt_words import SIGNS, as_bytes, excerpt, split
+from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.training.encoder.network import package_folder
 
 Floats = NDArray[np.float32]
@@ -80,6 +84,13 @@ class Vocabulary:
             joined = [np.frombuffer(b"\n".join(part), np.uint8) for part in (words, sorted(made.own))]
             np.savez(path, meaning=made.meaning, words=joined[0], own=joined[1])
         return made
+
+    @classmethod
+    def of_packaged(cls, packaged: FastPredictor) -> Vocabulary:
+        """Return the words of a model file with their vectors, without an encoder: `default` has its vocabulary."""
+        tokenizer = json.loads(read_model_file(packaged_predictors()["default"]).part("tokenizer.json"))
+        own = frozenset(word.encode() for word in tokenizer["model"]["vocab"] if word.isascii() and word.isalnum())
+        return cls(packaged.reader, packaged.tables.words[:, TOPICS + 1 :].astype(np.float32), own)
 
     def of_texts(self, texts: Sequence[str]) -> Vocabulary:
         """Return the words of the encoder and those frequent in these texts; the vectors are not computed again."""
@@ -143,31 +154,35 @@ def learn_tables(
     folds: Folds,
     seed: int,
     weight: Doubles | None = None,
+    given: WordTables | None = None,
 ) -> Learned:
     """Learn the tables from training pages and the log ratio of their answers to the usual length.
 
     Topics are a singular value decomposition of the weighted terms, the first guess a ridge regression on the same;
-    `meaning` has a row for each word of the vocabulary, including words that no page contains.
+    `meaning` has a row for each word of the vocabulary, including words that no page contains. `given` tables, learned
+    from such pages, are kept: only the slopes are fitted.
     """
     from sklearn.utils.extmath import randomized_svd  # type: ignore[import-untyped]
 
     size = len(meaning)
     counts = _counts(pages, size)
     seen = np.asarray((counts > 0).sum(axis=0)).ravel()
-    rarity = np.log((1.0 + len(pages)) / (1.0 + seen))
+    rarity = np.log((1.0 + len(pages)) / (1.0 + seen)) if given is None else given.rarity.astype(np.float64)
     learned = seen >= _MIN_SEEN
     rarity[size:][~learned[size:]] = 0.0
     known = sparse.csc_array(_weigh(counts, rarity))[:, learned].tocsr()
     scale = np.ones(len(effect)) if weight is None else np.sqrt(weight)
     columns, out_of_fold = np.zeros((len(seen), TOPICS + 1)), np.zeros((FOLDS, len(seen)))
-    topics = randomized_svd(sparse.diags_array(scale) @ known, min(TOPICS, *known.shape), n_iter=4, random_state=seed)[
-        2
-    ].T
-    columns[learned, : topics.shape[1]] = topics
     columns[learned, TOPICS] = slope = _ridge(known, effect, scale)
     for fold in range(FOLDS):
         rest = folds != fold
         out_of_fold[fold, learned] = _ridge(known[rest], effect[rest], scale[rest]) * (_STEPS / np.abs(slope).max())
+    if given is not None:
+        return Learned(given, out_of_fold)
+    topics = randomized_svd(sparse.diags_array(scale) @ known, min(TOPICS, *known.shape), n_iter=4, random_state=seed)[
+        2
+    ].T
+    columns[learned, : topics.shape[1]] = topics
     tables = WordTables.of(np.column_stack([columns[:size], meaning]), columns[size:], rarity.astype(np.float32))
     return Learned(tables, out_of_fold)
 
