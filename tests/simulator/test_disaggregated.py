@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
+from lengthwise.predictors.probe import first_error, load_probe
+from lengthwise.predictors.resolve import resolve_predictor
 from lengthwise.routers import ROUTERS
-from lengthwise.simulator import Fleet, KvLink, Outcome, Pools, simulate
+from lengthwise.simulator import Fleet, KvLink, Outcome, Pools, predict_workload, simulate
 from lengthwise.simulator.disaggregated import Transfers
+from lengthwise.simulator.grid import Plan
 from lengthwise.workloads import Workload
 from tests.simulator.builders import TICK, UNEVEN, fleet, requests
 from tests.simulator.test_routing import shared_prefixes
@@ -272,3 +275,27 @@ def test_kv_bytes_follow_from_the_shape_of_the_model() -> None:
     llama = Fleet.parse("1*llama-3-8b@a100")
     assert llama.engines[0].kv_bytes_per_token == 2 * 2 * 32 * 8 * 128
     assert Pools(1, 1, KvLink(25.0)).token_s(llama) == pytest.approx(131_072 / 25e9)
+
+
+def test_the_probe_refreshes_predictions_after_prefill_and_makes_none_before() -> None:
+    workload, pools = shared_prefixes(), Pools(2, 2)
+    probed = disaggregated(workload, small(), pools, predictor="none", refresh="probe")
+    check_laws(probed, workload, pools)
+    for predict in (
+        lambda: disaggregated(workload, small(), pools, predictor="probe"),
+        lambda: Plan(small(), ["fcfs"], ["probe"], pools=pools),
+        lambda: resolve_predictor("probe"),
+    ):
+        with pytest.raises(InputError, match="exists after prefill") as error:
+            predict()
+        assert "--refresh" in str(error.value)
+
+
+def test_predictions_of_the_probe_err_as_its_card_says() -> None:
+    workload = shared_prefixes(400, rate=24.0)
+    probed = predict_workload(workload, "probe", seed=1)
+    true = workload.output_tokens
+    constant = np.abs(true - np.median(true)).sum()
+    assert np.abs(np.exp(probed.mu) - true).sum() / constant == pytest.approx(
+        first_error(load_probe("default")), abs=0.02
+    )

@@ -80,7 +80,8 @@ def simulate(
     refresh: Annotated[
         str | None,
         typer.Option(
-            help="With --disaggregate: predictor that is run again at the end of prefill [default: none].",
+            help="With --disaggregate: predictor that is run again at the end of prefill; `probe`: true lengths with "
+            "the error of a probe's first reading [default: none].",
             rich_help_panel=_POOLS,
         ),
     ] = None,
