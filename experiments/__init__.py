@@ -41,6 +41,7 @@ NAMES: Final = (
     "left_out",
     "left_out_groups",
     "preble",
+    "switching_pools",
     "disaggregation",
 )
 """Every study, in the order in which `run all` runs them: the shortest first."""

@@ -3,7 +3,8 @@
 Disaggregated serving (Splitwise-like, as the length-aware extension of Preble proposes) against mixed engines, on the
 same fleet, arrivals, lengths and predictions: once with every engine doing both, once for each way to split the fleet.
 The router `lengthwise` chooses the engine, in a split fleet once per pool; engines serve in order of arrival. Load is
-relative to the capacity of the mixed fleet. Then: the value of a better prediction at the end of prefill.
+relative to the capacity of the mixed fleet. Then: the value of a better prediction at the end of prefill, with a
+probe's measured error on the traces, and with the hidden states themselves on held-out prompts of the probe's own LLM.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.study import Call, Run, SeededGrid, Study, sections
 from lengthwise.errors import InputError
+from lengthwise.files import data_folder, data_home, read_parquet_table
 from lengthwise.intervals import Ratio
+from lengthwise.predictors.probe import DEFAULT, load_probe, log_bins, of_prediction
 from lengthwise.reports.runs import NAMES
 from lengthwise.reports.tables import Table, multiple, seconds
 from lengthwise.simulator import (
@@ -35,11 +40,18 @@ from lengthwise.simulator import (
 from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.grid import Metric, Statistic
 from lengthwise.simulator.tasks import SeedResults
+from lengthwise.training.probe.errors_by_age import read_states_with
+from lengthwise.training.probe.states import TABLES, read_states
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw
+from lengthwise.workloads.arrivals import gamma, generator
 from lengthwise.workloads.generators import DiscreteLengths, react_workload
 from lengthwise.workloads.traces import find_trace
 
-CASES: Final = ("react", "mooncake", "azure", "castillo")
+PROBED: Final = "smollm2"
+"""The case with hidden states."""
+PROMPT: Final = "default"
+"""What predicts there from the prompt."""
+CASES: Final = ("react", "mooncake", "azure", "castillo", PROBED)
 LLM: Final = "llama-3.1-8b"
 LENGTHS: Final = DiscreteLengths((1, 300), (0.5, 0.5))
 """Lengths of ReAct's answers: the variance-maximising ones of length-aware Preble."""
@@ -48,6 +60,9 @@ _TRACES: Final = {"mooncake": ("mooncake_conversation",), "azure": ("azure2023_c
 
 def trace_name(case: str) -> str | None:
     """The largest available trace of a workload, its own name if it is not of a trace; None: no trace is available."""
+    if case == PROBED:
+        there = find_spec("torch") is not None and (home := data_home()) is not None and (home / PROBED).is_dir()
+        return PROBED if there else None
     names = _TRACES.get(case)
     return case if names is None else next((name for name in names if find_trace(name).path is not None), None)
 
@@ -57,9 +72,56 @@ def draw(case: str, requests: int, seed: int) -> Workload:
     """Requests in random order with Poisson arrivals, at one per second."""
     if case == "react":
         return react_workload(requests=requests, rate=1.0, lengths=LENGTHS, seed=seed)
+    if case == PROBED:
+        rows = _held_out_rows(requests, seed)
+        return _held_out()[0].take(rows, arrival_s=gamma(requests, 1.0, 1.0, generator(seed, "arrivals")))
     if case == "castillo":
         return castillo_workload(load_castillo(split="test"), LLM, requests=requests, rate=1.0, seed=seed)
     return redraw(_loaded(trace_name(case) or case), requests=requests, rate=1.0, seed=seed)
+
+
+Floats = NDArray[np.float64]
+
+
+@lru_cache(maxsize=1)
+def _held_out() -> tuple[Workload, dict[str, RequestPredictions], Floats]:
+    """Held-out prompts whose hidden state after prefill is known, what the prompt predicts and what a probe reads.
+
+    The packaged probe is for answers with a frequency penalty, which these have not: one is trained on the others. The
+    first state of a long answer is less often among those collected; the last value is the share of each to draw.
+    """
+    from lengthwise.training.probe.learn import ProbeRecipe, train_probe  # torch
+
+    folder, llm = data_folder(PROBED, None, "needs the states of SmolLM2"), load_probe(DEFAULT).llm
+    states = read_states(folder, PROMPT, llm)
+    trained = train_probe(
+        states, log_bins(states.cap), llm, recipe=ProbeRecipe(), name=PROBED, report=lambda _what, _done: None
+    )
+    rows = states.tested & (states.generated == 0)
+    probe, first, share = trained.probe, trained.correction.of(states.where(rows)), states.weight[rows]
+    prompt_tokens = read_parquet_table(folder / TABLES[1])["prompt_tokens"].to_numpy()[first.answer]
+    workload = Workload.from_table(
+        {"arrival_s": np.zeros(len(first)), "input_tokens": prompt_tokens, "output_tokens": first.remaining},
+        name=PROBED,
+    )
+    mass = probe.smoothing.rows(
+        probe.bins, read_states_with(probe, first), first.prior(probe.bins), first.answer, first.generated
+    )
+    read = [of_prediction(probe.prediction(row, first.cap)) for row in mass]
+    known = predict_workload(workload, "oracle")
+    caps = np.full(len(first), float(first.cap))
+    predicted = {
+        PROMPT: replace(known, predictor=PROMPT, mu=first.mu, sigma=first.sigma, cap=caps),
+        "probe": replace(
+            known, predictor="probe", **dict(zip(("mu", "sigma"), np.array(read).T, strict=True)), cap=caps
+        ),
+    }
+    return workload, predicted, share / share.sum()
+
+
+def _held_out_rows(requests: int, seed: int) -> NDArray[np.int64]:
+    workload, _, share = _held_out()
+    return generator(seed, "prompts").choice(len(workload), requests, p=share)
 
 
 @lru_cache(maxsize=2)
@@ -126,6 +188,8 @@ def _capacity(case: str, requests: int, seed: int, fleet: str) -> Capacity:
 
 @lru_cache(maxsize=16)
 def _predicted(case: str, requests: int, seed: int, predictor: str) -> RequestPredictions:
+    if case == PROBED and predictor in (found := _held_out()[1]):
+        return found[predictor].take(_held_out_rows(requests, seed))
     return predict_workload(draw(case, requests, seed), predictor, seed=seed)
 
 
@@ -144,7 +208,7 @@ FIGURES: Final[tuple[What, ...]] = (
 )
 FIRST: Final = "noisy:0.6"
 """The prediction before prefill, where the value of a better one after prefill is measured."""
-REFRESHED: Final = ("noisy:0.8", "oracle")
+REFRESHED: Final = ("probe", "noisy:0.8", "oracle")
 REFRESHED_LOAD: Final = 0.9
 
 
@@ -220,7 +284,10 @@ def measure(run: Run, grid: DisaggregationGrid) -> DisaggregationResult:
     load = min(grid.loads, key=lambda value: abs(value - REFRESHED_LOAD))
     settings = [
         replace(
-            one, predictor=FIRST, prefill=found.best(one.case, load, ("e2e_s", "mean")).prefill, gb_per_s=grid.gb_per_s
+            one,
+            predictor=PROMPT if one.case == PROBED else FIRST,
+            prefill=found.best(one.case, load, ("e2e_s", "mean")).prefill,
+            gb_per_s=grid.gb_per_s,
         )
         for one in first
         if one.load == load and one.case != "react"  # its lengths are drawn at random: no prediction helps
@@ -310,14 +377,19 @@ def _refreshed(found: DisaggregationResult) -> Table:
     rows = [
         [
             f"{one.case} {one.load:.1f} {_split_name(found, one)}",
-            one.refresh or f"{FIRST}, kept",
+            one.refresh or "kept",
             *(multiple(one.ratios[what]) for what in FIGURES),
         ]
         for one in found.refreshed
     ]
-    notes = [f"Over the same split with {FIRST} throughout; the decode pool's router uses the refreshed prediction."]
+    how = (
+        f"Over the same split with {FIRST} throughout; the decode pool's router uses the refreshed prediction. `probe` "
+        "has the error of the packaged probe's first reading, as a trace has no hidden states. The held-out prompts of "
+        f"{PROBED} have them: its first prediction is the prompt's, by {PROMPT}, recalibrated, and `probe` is what a "
+        "probe reads that was trained on other prompts."
+    )
     columns = ("workload, load, split", "predicted after prefill", *_TITLES.values())
-    return Table("A prediction refreshed at the end of prefill", columns, rows, [*notes, _note(found)])
+    return Table("A prediction refreshed at the end of prefill", columns, rows, [how, _note(found)])
 
 
 def _note(found: DisaggregationResult) -> str:
@@ -349,7 +421,7 @@ STUDY: Study[DisaggregationGrid, DisaggregationResult] = Study(
     name="disaggregation",
     title="Prefill and decode on separate engines",
     question="When does it pay to run prefill and decode on separate engines?",
-    source="ReAct, Mooncake, Azure, CASTILLO",
+    source="ReAct, Mooncake, Azure, CASTILLO, hidden states",
     grid=DisaggregationGrid(),
     quick=DisaggregationGrid(seeds=2, requests=300, loads=(0.9,), prefills=(2, 4)),
     minutes=(90, 0.3),

@@ -42,6 +42,13 @@ def test_the_table_states_the_pools_and_the_link() -> None:
     assert "predictions refreshed there by noisy:0.8" in done.stdout
 
 
+def test_engines_may_change_pools_and_a_probe_may_refresh_predictions() -> None:
+    done = run("--disaggregate", "1:3", "--router", "lengthwise", "--refresh", "probe", "--switch-every", "2")
+    assert done.exit_code == 0, done.output
+    assert "Prefill on 1 engines, decode on 3 at first" in done.stdout
+    assert "predictions refreshed there by probe" in done.stdout
+
+
 def test_refreshed_predictions_improve_the_order_of_decode() -> None:
     command = ("--disaggregate", "2:2", "--policy", "sjf", "--predictor", "none", "--load", "1.1")
     kept, refreshed = (facts(*command, *more)["runs"][0] for more in ((), ("--refresh", "oracle")))
@@ -68,6 +75,9 @@ def test_a_slower_link_delays_answers(tmp_path: Path) -> None:
         (("--disaggregate", "2:2", "--prediction-delay", "1"), "prediction-delay"),
         (("--disaggregate", "2:2", "--decode-router", "lengthwize"), "did you mean lengthwise"),
         (("--disaggregate", "2:2", "--refresh", "noisy:2"), "noisy"),
+        (("--disaggregate", "2:2", "--predictor", "probe"), "exists after prefill"),
+        (("--disaggregate", "2:2", "--switch-every", "0"), "above 0"),
+        (("--switch-every", "5"), "--disaggregate"),
         (("--refresh", "oracle"), "--disaggregate"),
         (("--kv-link", "50"), "--disaggregate"),
         (("--decode-router", "random"), "--disaggregate"),

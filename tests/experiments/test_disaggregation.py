@@ -48,6 +48,7 @@ def test_every_split_is_compared_with_the_mixed_fleet_on_the_same_seeds(found: D
 def test_refreshed_predictions_are_compared_with_the_same_split_without(found: DisaggregationResult) -> None:
     assert [(one.case, one.refresh) for one in found.refreshed] == [
         ("castillo", None),
+        ("castillo", "probe"),
         ("castillo", "noisy:0.8"),
         ("castillo", "oracle"),
     ]
@@ -74,5 +75,5 @@ def test_a_split_gains_only_if_the_whole_interval_is_below_1() -> None:
 
 def test_a_case_without_its_data_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
-    assert [trace_name(case) for case in CASES] == ["react", None, "azure_sample", "castillo"]
+    assert [trace_name(case) for case in CASES] == ["react", None, "azure_sample", "castillo", None]
     assert len(draw("azure", 30, 0)) == 30

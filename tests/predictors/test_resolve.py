@@ -50,7 +50,7 @@ def test_specs_are_parsed() -> None:
     [
         ("oracl", "did you mean oracle"),
         ("fst", "did you mean fast"),
-        ("", "known are oracle, none, history, constant, constant-corpus, memory, noisy:TAU"),
+        ("", "known are oracle, none, probe, history, constant, constant-corpus, memory, noisy:TAU"),
         ("", "there is no predictor ''"),
         ("noisy", "does not state the noise"),
         ("noisy:", "does not state the noise"),

@@ -12,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
+from lengthwise.predictors.probe import first_error, load_probe
+from lengthwise.predictors.resolve import resolve_predictor
 from lengthwise.routers import ROUTERS
-from lengthwise.simulator import Fleet, KvLink, Outcome, Pools, simulate
+from lengthwise.simulator import Fleet, KvLink, Outcome, Pools, predict_workload, simulate
 from lengthwise.simulator.disaggregated import Transfers
+from lengthwise.simulator.grid import Plan
+from lengthwise.simulator.switching import Switching
 from lengthwise.workloads import Workload
 from tests.simulator.builders import TICK, UNEVEN, fleet, requests
 from tests.simulator.test_routing import shared_prefixes
@@ -272,3 +276,98 @@ def test_kv_bytes_follow_from_the_shape_of_the_model() -> None:
     llama = Fleet.parse("1*llama-3-8b@a100")
     assert llama.engines[0].kv_bytes_per_token == 2 * 2 * 32 * 8 * 128
     assert Pools(1, 1, KvLink(25.0)).token_s(llama) == pytest.approx(131_072 / 25e9)
+
+
+def test_the_probe_refreshes_predictions_after_prefill_and_makes_none_before() -> None:
+    workload, pools = shared_prefixes(), Pools(2, 2)
+    probed = disaggregated(workload, small(), pools, predictor="none", refresh="probe")
+    check_laws(probed, workload, pools)
+    for predict in (
+        lambda: disaggregated(workload, small(), pools, predictor="probe"),
+        lambda: Plan(small(), ["fcfs"], ["probe"], pools=pools),
+        lambda: resolve_predictor("probe"),
+    ):
+        with pytest.raises(InputError, match="exists after prefill") as error:
+            predict()
+        assert "--refresh" in str(error.value)
+
+
+def test_predictions_of_the_probe_err_as_its_card_says() -> None:
+    workload = shared_prefixes(400, rate=24.0)
+    probed = predict_workload(workload, "probe", seed=1)
+    true = workload.output_tokens
+    constant = np.abs(true - np.median(true)).sum()
+    assert np.abs(np.exp(probed.mu) - true).sum() / constant == pytest.approx(
+        first_error(load_probe("default")), abs=0.02
+    )
+
+
+SLOW_PROMPTS = replace(UNEVEN, prefill_token=1e-3)
+
+
+def alternating(periods: int = 4, seed: int = 0) -> Workload:
+    """Return prompts with short answers for 30 seconds, then short prompts with long answers, and so on."""
+    rng = np.random.default_rng(seed)
+    times = np.sort(rng.uniform(0, 30.0 * periods, 60 * periods))
+    heavy = (times // 30).astype(int) % 2 == 0
+    return requests([(900, 4) if each else (30, 160) for each in heavy], times.tolist())
+
+
+@pytest.mark.parametrize("admission", ["prompt", "reserve"])
+def test_switching_pools_serve_every_request_on_drained_engines(admission: str) -> None:
+    workload, pools = alternating(), Pools(2, 2, KvLink(1e-3, 0.01), switching=Switching(2.0, 8.0))
+    engines = with_kv_size(cost=SLOW_PROMPTS, engines=4, seqs=4, blocks=300, admission=admission)
+    first, again, readable = (
+        disaggregated(workload, engines, pools, router="lengthwise", predictor="oracle", accelerate=on)
+        for on in (True, True, False)
+    )
+    assert first.finished_s.tobytes() == again.finished_s.tobytes() == readable.finished_s.tobytes()
+    assert not np.isnan(first.finished_s).any()
+    over = first.handover
+    assert over is not None
+    assert {move.role for move in over.moves} == {"prefill", "decode"}
+    assert [*over.moves] == sorted(over.moves, key=lambda move: move.at_s)
+    for number in range(4):
+        prompts, answers = np.flatnonzero(first.engine == number), np.flatnonzero(over.engine == number)
+        roles = [(first.started_s[row], first.first_token_s[row], "prefill") for row in prompts]
+        roles += [(over.started[row], first.finished_s[row], "decode") for row in answers]
+        changes = [(move.at_s, move.role) for move in over.moves if move.engine == number]
+        for start, end, role in roles:
+            known = [to for at, to in changes if at <= start]
+            assert role == (known[-1] if known else "prefill" if number < 2 else "decode")
+            assert not any(start < at < end for at, _ in changes), "it drains before it joins the other pool"
+        assert set(first.engines[number].admissions.tolist()) == {*prompts.tolist(), *answers.tolist()}
+
+
+def test_pools_that_are_never_looked_at_are_fixed_ones() -> None:
+    workload, pools = shared_prefixes(), Pools(2, 2)
+    fixed = disaggregated(workload, small(), pools, router="lengthwise")
+    rare = disaggregated(workload, small(), replace(pools, switching=Switching(1e6)), router="lengthwise")
+    assert rare.finished_s.tobytes() == fixed.finished_s.tobytes()
+    assert rare.handover is not None
+    assert not rare.handover.moves
+
+
+def test_pools_leave_a_wrong_start() -> None:
+    workload = alternating(1)
+    engines = with_kv_size(cost=SLOW_PROMPTS, engines=4, seqs=4, blocks=300)
+    fixed, switching = (
+        disaggregated(workload, engines, Pools(1, 3, switching=given), predictor="oracle")
+        for given in (None, Switching(2.0, 8.0))
+    )
+    assert switching.summary.e2e_s.mean < fixed.summary.e2e_s.mean
+
+
+def test_a_request_that_fits_nowhere_ends_no_switching_run() -> None:
+    engines = with_kv_size(cost=UNEVEN, engines=2, blocks=8)
+    workload = requests([(10, 5), (10, 400), (20, 1)], [0.0, 1.0, 2.0])
+    split = disaggregated(workload, engines, Pools(1, 1, switching=Switching()))
+    assert np.isnan(split.finished_s).tolist() == [False, True, False]
+
+
+def test_different_engines_cannot_change_pools() -> None:
+    two = Fleet.parse("1*llama-3-8b@a100,1*llama-3-8b@h100")
+    with pytest.raises(InputError, match="cannot change pools"):
+        disaggregated(requests([(10, 5)]), two, Pools(1, 1, switching=Switching()))
+    with pytest.raises(InputError, match="period_s"):
+        Switching(0.0)

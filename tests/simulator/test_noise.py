@@ -11,7 +11,7 @@ from scipy import stats
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogTColumns
 from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec
-from lengthwise.simulator.predictions import noisy_medians, own_sigma
+from lengthwise.simulator.predictions import noisy_medians, own_sigma, probed_medians
 
 
 def workload(n: int = 2000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -94,3 +94,28 @@ def test_an_unreachable_tau_is_refused_with_the_nearest_one() -> None:
         noisy_medians(parse_predictor_spec("noisy:0.5"), np.full(1000, 7.0), caps, 0)
     assert len(noisy_medians(parse_predictor_spec("noisy:0.5"), true, caps, 0)) == 1000
     assert len(noisy_medians(parse_predictor_spec("noisy:0.5"), np.empty(0), np.empty(0), 0)) == 0
+
+
+@pytest.mark.parametrize("error", [0.0, 0.3, 0.8])
+def test_a_probed_prediction_has_the_stated_share_of_a_constants_error(error: float) -> None:
+    true, _ = workload()
+    groups = np.array(["one", "other"] * 1000, dtype=object)
+    true = np.where(groups == "one", 30 * true, true)
+    found, again, other = (probed_medians(true, np.full(2000, CAPS), error, s, groups=groups) for s in (3, 3, 4))
+    constant = sum(np.abs(true[groups == g] - np.median(true[groups == g])).sum() for g in ("one", "other"))
+    assert np.abs(found - true).sum() / constant == pytest.approx(error, abs=0.005)
+    assert found.tolist() == again.tolist()
+    assert error == 0.0 or found.tolist() != other.tolist()
+
+
+def test_a_probed_prediction_regresses_to_the_mean() -> None:
+    true, _ = workload()
+    found = np.log(probed_medians(true, np.full(2000, CAPS), 0.8, 0, groups=np.full(2000, "", dtype=object)))
+    slope = np.polyfit(found, np.log(true), 1)[0]
+    assert slope == pytest.approx(1.0, abs=0.1), "calibrated: a predicted length is the centre of the true ones"
+    assert found.std() < 0.8 * np.log(true).std()
+
+
+def test_equal_lengths_are_probed_without_error() -> None:
+    equal = np.full(20, 7.0)
+    np.testing.assert_allclose(probed_medians(equal, equal, 0.8, 0, groups=np.full(20, "", dtype=object)), equal)

@@ -29,6 +29,7 @@ from lengthwise.simulator.grid import run_grid
 from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.routing import unmeasured_note
 from lengthwise.simulator.sweep import Limits, SweepConfig
+from lengthwise.simulator.switching import Switching
 
 _SLO = LatencyLimits()
 _LINK = KvLink()
@@ -77,10 +78,19 @@ def simulate(
             help="With --disaggregate: router of the decode engines [default: as --router].", rich_help_panel=_POOLS
         ),
     ] = None,
+    switch_every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="With --disaggregate: how often engines may change pools, by the predicted load [default: never].",
+            rich_help_panel=_POOLS,
+        ),
+    ] = None,
     refresh: Annotated[
         str | None,
         typer.Option(
-            help="With --disaggregate: predictor that is run again at the end of prefill [default: none].",
+            help="With --disaggregate: predictor that is run again at the end of prefill; `probe`: true lengths with "
+            "the error of a probe's first reading [default: none].",
             rich_help_panel=_POOLS,
         ),
     ] = None,
@@ -126,7 +136,7 @@ def simulate(
         planned,
         slo=LatencyLimits.given(slo_ttft, slo_tpot, slo_e2e, slo_per_token),
         explain=explain,
-        pools=_pools(disaggregate, KvLink(kv_link, 1e-3 * kv_latency), decode_router),
+        pools=_pools(disaggregate, KvLink(kv_link, 1e-3 * kv_latency), decode_router, switch_every),
         refresh=refresh,
     )
     if explain and out is None:
@@ -144,10 +154,12 @@ def simulate(
     show(grid_document(grid, origin), report, as_json=as_json)
 
 
-def _pools(text: str | None, link: KvLink, decode_router: str | None) -> Pools | None:
+def _pools(text: str | None, link: KvLink, decode_router: str | None, switch_every: float | None) -> Pools | None:
     if text is not None:
-        return Pools.parse(text, link=link, decode_router=decode_router)
-    for name, given in (("kv-link", link != _LINK), ("decode-router", decode_router is not None)):
+        pools = Pools.parse(text, link=link, decode_router=decode_router)
+        return pools if switch_every is None else replace(pools, switching=Switching(switch_every))
+    changed = {"kv-link": link != _LINK, "decode-router": decode_router is not None}
+    for name, given in (changed | {"switch-every": switch_every is not None}).items():
         if given:
             raise InputError("there are no separate pools to send KV between", field=name, hint="add --disaggregate")
     return None

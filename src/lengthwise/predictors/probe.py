@@ -334,6 +334,21 @@ class Reading:
         return self._remaining.remaining(max(0, generated - self._at))
 
 
+def first_error(probe: Probe) -> float:
+    """Return the mean absolute error of the first reading, after prefill, over that of the best constant.
+
+    From the card: held-out prompts, the lengths of their answers.
+    """
+    try:
+        figures = probe.card["figures"]
+        return float(figures[_SMOOTHED][_FIRST]) / float(figures[_CONSTANT][_FIRST])
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise InputError("its card has no error of the first reading", source="probe", hint="train it again") from error
+
+
+_SMOOTHED, _CONSTANT, _FIRST = "joint + smoothing", "constant", "0"  # keys of the card's figures
+
+
 def write_probe(path: Path, probe: Probe) -> None:
     """Write a probe as one model file with its card; weights in half precision."""
     settings = {

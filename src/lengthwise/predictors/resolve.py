@@ -11,6 +11,7 @@ constant, constant-corpus  one prediction per LLM (and corpus), fitted to other 
 ask:URL                    ask the LLM behind an OpenAI-compatible server how long its answer will be
 oracle, noisy:0.6          the true lengths, or the true lengths with noise (Kendall's tau 0.6; noisy:log=0.5 gives
                            the spread of the log error); only where true lengths are known, as in a simulation
+probe                      the true lengths with the error of a probe's first reading; only as `--refresh`
 my_package.module:MyClass  a dotted path to a LengthPredictor
 NAME                       an entry point of the group `lengthwise.predictors`
 """
@@ -35,7 +36,18 @@ from lengthwise.predictors.model_file import ADAPTED, LEARNED, SHARES, SUFFIX, M
 from lengthwise.specs import Spec, find, parse_spec, unknown_name
 
 Kind = Literal[
-    "oracle", "none", "noisy", "history", "constant", "constant-corpus", "ask", "memory", "learn", "model", "plugin"
+    "oracle",
+    "none",
+    "noisy",
+    "probe",
+    "history",
+    "constant",
+    "constant-corpus",
+    "ask",
+    "memory",
+    "learn",
+    "model",
+    "plugin",
 ]
 Floats = NDArray[np.float64]
 
@@ -44,7 +56,7 @@ MODELS: Final = Path(str(resources.files("lengthwise.predictors"))) / "models"
 
 _TRIAL: Final = "Why is the sky blue?"
 
-_PLAIN: Final[tuple[Kind, ...]] = ("oracle", "none", "history", "constant", "constant-corpus")
+_PLAIN: Final[tuple[Kind, ...]] = ("oracle", "none", "probe", "history", "constant", "constant-corpus")
 _MEMORY: Final = "memory"
 _LEARN: Final = "learn"
 _BELOW_MEMORY: Final = ("model", "ask", "plugin")
@@ -105,7 +117,8 @@ def parse_predictor_spec(text: str) -> PredictorSpec:
 def resolve_predictor(predictor: str | Path | PredictorSpec | LengthPredictor) -> LengthPredictor:
     """Return the predictor that a name, a parsed name or a model file means; a predictor object is returned as it is.
 
-    `oracle`, `noisy` and `none` are an InputError here: they are columns of a workload, not functions of a request.
+    `oracle`, `noisy`, `probe` and `none` are an InputError here: they are columns of a workload, not functions of a
+    request.
     """
     if isinstance(predictor, Path):
         return load_predictor(predictor)
@@ -138,8 +151,16 @@ def resolve_predictor(predictor: str | Path | PredictorSpec | LengthPredictor) -
         from lengthwise.predictors.history import History
 
         return History()
+    if spec.kind == "probe":
+        raise after_prefill_only()
     needs = "needs the true lengths" if spec.kind in _NEED_TRUTH else "predicts nothing"
     raise InputError(f"predictor '{spec.kind}' {needs}", hint="use it in a simulation, or give fast, default or a file")
+
+
+def after_prefill_only() -> InputError:
+    """Return the error of a probe where no prompt has been computed yet."""
+    hint = "give it to --refresh, with --disaggregate; in vLLM, `lengthwise engine --probe default`"
+    return InputError("predictor 'probe' reads a hidden state of the LLM, which exists after prefill", hint=hint)
 
 
 def load_predictor(name: str | Path) -> LoadedPredictor:

@@ -194,8 +194,9 @@ def _notes(grid: Grid, *, gains: bool) -> list[str]:
             grid.pools.link,
             "" if grid.refresh is None else f"; predictions refreshed there by {grid.refresh}",
         )
+        start = "" if grid.pools.switching is None else " at first"
         notes.append(
-            f"Prefill on {grid.pools.prefill} engines, decode on {grid.pools.decode}; KV goes over "
+            f"Prefill on {grid.pools.prefill} engines, decode on {grid.pools.decode}{start}; KV goes over "
             f"{link.gb_per_s:g} GB/s and {seconds(link.latency_s)} of latency{after}. "
             "Capacity is that of engines that do both."
         )

@@ -17,7 +17,13 @@ from lengthwise.simulator.disaggregated import Pools, serve_pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
 from lengthwise.simulator.fleet_run import Progress, check_any_fits, serve_fleet, uses_predictions
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns, predict_workload
+from lengthwise.simulator.predictions import (
+    RequestPredictions,
+    check_before_prefill,
+    default_predictor,
+    learns,
+    predict_workload,
+)
 from lengthwise.workloads import Workload
 from lengthwise.workloads.traces import CASTILLO, Source
 
@@ -59,7 +65,8 @@ def simulate(
     and routers use the wide prior. Each admission and each preemption delays its engine by `decision_s`. The router
     takes `routing_s` for each request, one after the other: a measured time, never that of this machine.
     `fleet_events` are engines that fail, join and drain. With `pools`, the first engines compute prompts and the others
-    decode, with one router per pool; `refresh` predicts again at the end of prefill. With `explain` the
+    decode, with one router per pool; `refresh` predicts again at the end of prefill; "probe" has the true lengths with
+    the error of the packaged probe's first reading. With `explain` the
     outcome records the costs that the router compared. `on_progress` receives the share of settled requests from time
     to time.
     """
@@ -67,6 +74,8 @@ def simulate(
     require_kind(router, (str, Router), "router", 'a router object or a name such as "least_load"')
     workload = as_workload(workload, fleet, rate=rate, load=load, requests=requests, seed=seed)
     check_seconds(prediction_delay_s=prediction_delay_s, decision_s=decision_s, routing_s=routing_s)
+    if isinstance(predictor, str):
+        check_before_prefill([predictor])
     accelerate = accelerated() if accelerate is None else accelerate
     report = on_progress or (lambda _share: None)
     if pools is not None:

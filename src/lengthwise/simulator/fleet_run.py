@@ -23,7 +23,7 @@ from lengthwise.simulator.fleet import Fleet, FleetEvent, initially_absent
 from lengthwise.simulator.outcome import EngineOutcome, Outcome, RoutingTrace
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.simulator.routing import FleetRouter
-from lengthwise.simulator.traffic import Traffic
+from lengthwise.simulator.traffic import Records, Traffic
 from lengthwise.workloads import Workload
 
 Progress = Callable[[float], None]
@@ -189,10 +189,10 @@ class FleetRun:
             if self._events and self._events[0].at_s <= at:
                 self._apply_event()
             elif resend:
-                self._route(*again.popleft())
+                self.route(*again.popleft())
             else:
                 at, row = heapq.heappop(arriving)
-                self._route(row, at)
+                self.route(row, at)
             self._release_turns()
             routed += 1
             if routed % _REPORT_EVERY == 0:
@@ -220,7 +220,7 @@ class FleetRun:
         """Number of requests that are finished or refused, without those of engines that failed."""
         return sum(engine.settled for engine in self._running)
 
-    def _route(self, row: int, arrival: float) -> None:
+    def route(self, row: int, arrival: float) -> None:
         """Route one request as soon as the router is free and an engine accepts requests."""
         now = max(arrival, self._router_free_at)
         while self._events and (self._events[0].at_s <= now or not self._accepting()):
@@ -284,8 +284,25 @@ class FleetRun:
     def _accepting(self) -> list[int]:
         return [n for n, engine in enumerate(self._group.engines) if engine is not None and n not in self._draining]
 
+    @property
+    def requests(self) -> Records:
+        """The records that the engines write."""
+        return self._traffic.requests
+
+    def run_until(self, now: float) -> None:
+        """Run the engines up to a time; the router is told before its next choice."""
+        self._happened(now)
+
+    def unfinished(self, number: int, by: float) -> int:
+        """Return how many requests sent to a running engine have not finished by a time."""
+        engine = self._group.engines[number]
+        return 0 if engine is None else len(engine.unfinished(by))
+
     def _apply_event(self) -> None:
-        event = self._events.popleft()
+        self.apply(self._events.popleft())
+
+    def apply(self, event: FleetEvent) -> None:
+        """Let an engine fail, join or drain."""
         number, engine = event.engine, self._group.engines[event.engine]
         if event.kind == "drain":
             self._draining.add(number)

@@ -25,7 +25,13 @@ from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
 from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary
 from lengthwise.simulator.outcome import Outcome, RoutingTrace
-from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns, predict_workload
+from lengthwise.simulator.predictions import (
+    RequestPredictions,
+    check_before_prefill,
+    default_predictor,
+    learns,
+    predict_workload,
+)
 from lengthwise.simulator.tasks import CapacityTask, DrawnSetting, Report, Setting, SimulationTask, Steps
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
@@ -100,6 +106,7 @@ class Plan:
             make_policy(policy)
         for router in self.routers:
             make_router(router)
+        check_before_prefill(self.predictors)
         for predictor in (*self.predictors, *(() if self.refresh is None else (self.refresh,))):
             parse_predictor_spec(predictor)
         self._check_pools()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from html import escape
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -76,6 +76,17 @@ class EngineOutcome:
         )
 
 
+Role = Literal["prefill", "decode"]
+
+
+class Move(NamedTuple):
+    """An engine joined a pool."""
+
+    at_s: float
+    engine: int
+    role: Role
+
+
 @dataclass(frozen=True, eq=False)
 class Handover:
     """Transfers of requests from the engine that computed the prompt to the one that decoded.
@@ -91,6 +102,8 @@ class Handover:
     """When the transfer ended, in seconds of virtual time."""
     started: NDArray[np.float64]
     """When the request was first admitted by that engine."""
+    moves: tuple[Move, ...] = ()
+    """Engines that changed pools."""
 
     def columns(self) -> dict[str, pa.Array]:
         """Return the columns as they are written; null for a request without a transfer."""

@@ -1,14 +1,14 @@
 """Predictions for every request of a workload before it runs, as columns.
 
-`oracle` uses the true lengths of the workload, `noisy` those with noise of a known size, models read its prompts,
-`history` uses the answers of earlier requests; `memory` and predictors that learn (`fast+learn`) those of finished
-ones. Nothing here knows engines or policies.
+`oracle` uses the true lengths of the workload, `noisy` those with noise of a known size, `probe` those with the error
+of a probe's first reading, models read its prompts, `history` uses the answers of earlier requests; `memory` and
+predictors that learn (`fast+learn`) those of finished ones. Nothing here knows engines or policies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, cast
@@ -32,7 +32,7 @@ from lengthwise.predictors.contract import (
 )
 from lengthwise.predictors.history import History
 from lengthwise.predictors.prefix_memory import MemoryPredictor
-from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec, resolve_predictor
+from lengthwise.predictors.resolve import PredictorSpec, after_prefill_only, parse_predictor_spec, resolve_predictor
 from lengthwise.predictors.start_order import StartOrder
 from lengthwise.traffic.scores import kendall_tau, tau_within
 from lengthwise.workloads import Workload
@@ -133,6 +133,11 @@ def predict_workload(
         mu = sigma = np.full(len(true), np.nan)
     elif spec.kind == "noisy":
         (mu, sigma), caps = _noisy(workload, spec, true, known, seed), known
+    elif spec.kind == "probe":
+        from lengthwise.predictors.probe import DEFAULT, first_error, load_probe
+
+        medians = probed_medians(true, known, first_error(load_probe(DEFAULT)), seed, groups=_llms(workload))
+        mu, sigma, caps = np.log(medians), np.full(len(true), own_sigma(true, medians)), known
     elif spec.kind == "history":
         mu, sigma = _history(workload)
     elif _learns(spec):
@@ -140,6 +145,12 @@ def predict_workload(
     else:
         mu, sigma = _model(workload, spec, on_progress)
     return RequestPredictions(predictor, mu, sigma, caps, _llms(workload), _centre(workload))
+
+
+def check_before_prefill(predictors: Iterable[str]) -> None:
+    """Raise InputError for a predictor that reads what exists only after prefill."""
+    if any(parse_predictor_spec(name).kind == "probe" for name in predictors):
+        raise after_prefill_only()
 
 
 def learns(predictor: str) -> bool:
@@ -328,6 +339,31 @@ def noisy_medians(
     if spec.log_error is not None:
         return _disturb(centre, caps, spec.log_error, _normals(len(centre), seed, 0)[units])
     return _disturb_to_tau(centre, caps, 1.0 if spec.tau is None else spec.tau, seed, units, groups)
+
+
+def probed_medians(true: Floats, caps: Floats, error: float, seed: int, *, groups: NDArray[np.object_]) -> Floats:
+    """Return the medians of a calibrated prediction whose mean absolute error is `error` times that of a constant.
+
+        log median = m + k^2 (log length - m) + k sqrt(1 - k^2) s e,   e standard normal
+
+    m and s are mean and spread of the log lengths of a group (an LLM), whose constant is its median; k in [0, 1] is
+    found by bisection on these values. Unlike those of `noisy`, predictions of long answers are too short: they
+    regress to the mean, as a probe's do.
+    """
+    log_length = np.log(true)
+    mean, spread, constant = (np.zeros(len(true)) for _ in range(3))
+    for group in set(groups.tolist()):
+        rows = groups == group
+        mean[rows], spread[rows] = log_length[rows].mean(), log_length[rows].std()
+        constant[rows] = np.median(true[rows])
+    goal, noise = error * np.abs(constant - true).sum(), _normals(len(true), seed, _NOISE_DRAWS)
+    low, high, medians = 0.0, 1.0, true
+    for _ in range(_NOISE_STEPS):
+        k = (low + high) / 2
+        found = mean + k**2 * (log_length - mean) + k * math.sqrt(1.0 - k**2) * spread * noise
+        medians = np.exp(np.clip(found, 0.0, np.log(caps)))
+        low, high = (k, high) if np.abs(medians - true).sum() > goal else (low, k)
+    return medians
 
 
 def own_sigma(true: Floats, medians: Floats) -> float:
