@@ -23,7 +23,7 @@ from lengthwise.client.rollouts import steps_of
 from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.policies import Job, make_policy
 from lengthwise.predictors.resolve import parse_predictor_spec
-from lengthwise.reports.tables import Table
+from lengthwise.reports.tables import Table, multiple
 from lengthwise.simulator import Fleet, RequestPredictions, predict_workload
 from lengthwise.simulator.acceleration import accelerated, engine_group
 from lengthwise.simulator.predictions import noisy_medians, own_sigma
@@ -292,7 +292,7 @@ def tables(found: BacklogResult) -> list[Table]:
             f"A backlog of {grid.requests:,} on {place}: time to the last answer, FCFS over the order",
             found.makespan,
             [("order", lambda each: each.order), ("predictions", lambda each: each.predictor), ("gain", _gain)],
-            [f"predicted over real time, when a tenth was answered ({grid.predictors[0]}): {found.error}"],
+            [f"predicted over real time, when a tenth was answered ({grid.predictors[0]}): {multiple(found.error)}"],
         ),
         table_of(
             "The same backlog: time to the first K answers, FCFS over the order",
