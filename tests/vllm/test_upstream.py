@@ -1,7 +1,7 @@
 """vLLM's own scheduler tests, of the same release, with our class in place of theirs.
 
 They are fetched beside the project (`make upstream`) and never committed. Tests that need a model configuration
-from the hub cannot run here, nor with vLLM's own class: docs/guides/engine.md lists them.
+from the hub cannot run here, nor with vLLM's own class: docs/guides/engine.md has their number.
 """
 
 from __future__ import annotations
