@@ -7,7 +7,7 @@ trained here without a teacher, which `fast` had: with all kinds of prompts, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -15,14 +15,15 @@ import numpy as np
 
 from experiments.left_out_groups import LeftOutGroupsGrid, sampled
 from experiments.study import Run, SeededGrid, Study, table_of
-from experiments.tie.study import draws, find, fleet, over
+from experiments.tie.study import LLM, draws, find, fleet, over
 from lengthwise.errors import InputError
 from lengthwise.files import data_home
-from lengthwise.intervals import Ratio
+from lengthwise.intervals import Ratio, over_seeds
+from lengthwise.llm_names import resolve_llm
 from lengthwise.predictors import load_predictor
 from lengthwise.predictors.adapt import unknown_llms_unlogged
 from lengthwise.predictors.fast import FastPredictor
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.tables import Table, multiple, share
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.traffic.scores import PredictionScores
 from lengthwise.training.data import SMOLLM2
@@ -45,6 +46,7 @@ RECIPES: Final[Mapping[str, Literal["", "all", "kind"]]] = {
 }
 PAIRS: Final = {"ltr": "rank", "sjf": "fast"}
 """The policies that are compared, and the predictor of each."""
+MEAN: Final = "mean over LLMs"
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,24 @@ class RankerGrid(SeededGrid):
 
     parts: int = 2
     """Trainings that leave out a share of the kinds outside CASTILLO each; 0: none."""
+    train: bool = True
+    """Train the recipes; else only the packaged files are scored and simulated."""
     prompts_per_group: int = 2_500
     castillo_prompts: int = 0
     """Most prompts of CASTILLO; 0: all."""
     networks: int = 4
     epochs: int = 10
-    loads: tuple[float, ...] = (0.9, 1.1, 1.5)
+    loads: tuple[float, ...] = (1.1, 1.5)
     requests: int = 1_500
+    llms: tuple[str, ...] = ()
+    """Whose answers are simulated; none: all."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """`ltr` with the ranker over `sjf` with `fast` at a load, and what the latter has over FCFS."""
+    """`ltr` with the ranker over `sjf` with `fast` on answers of an LLM at a load, and the latter over FCFS."""
 
+    llm: str
     load: float
     tau: Mapping[str, float]
     e2e: Ratio
@@ -100,9 +107,9 @@ def measure(run: Run, grid: RankerGrid) -> RankerResult:
     official = {name: _official(each, test) for name, each in packaged.items()}
     always = (*CASTILLO_GROUPS, MADE)
     kinds = [name for name in table.groups if name not in always and table.in_groups([name]).any()]
-    left: dict[str, dict[str, float]] = {name: {} for name in kinds if grid.parts}
+    left: dict[str, dict[str, float]] = {name: {} for name in kinds if grid.parts and grid.train}
     trained = run.part(0.0, 0.8, "")
-    for number, (recipe, ranker) in enumerate(RECIPES.items()):
+    for number, (recipe, ranker) in enumerate(RECIPES.items() if grid.train else ()):
         trainer = FastTrainer(
             Vocabulary.of_packaged(packaged["fast"]),
             FastRecipe(networks=grid.networks, epochs=grid.epochs, ranker=ranker),
@@ -130,22 +137,30 @@ def _official(predictor: FastPredictor, test: PairTable) -> PredictionScores:
 
 
 def _latencies(run: Run, grid: RankerGrid) -> tuple[Latency, ...]:
+    samples = run.castillo().where(split="test")
     plan = Plan(fleet(), ("fcfs", *PAIRS), tuple(PAIRS.values()), loads=grid.loads, seeds=range(grid.seeds))
-    found = run_grid(plan, draws(run.castillo().where(split="test"), grid.requests), on_progress=run.part(0.8, 1.0, ""))
+    llms = [resolve_llm(name, samples.llms) for name in grid.llms] or samples.llms
     rows = []
-    for offered in found.offered_loads:
-        fcfs, ltr, sjf = (find(found, policy, PAIRS.get(policy, ""), offered) for policy in ("fcfs", *PAIRS))
-        rows.append(
-            Latency(
-                offered.load,
-                {name: found.tau(name) for name in PAIRS.values()},
-                over(ltr, sjf, "e2e_s"),
-                over(ltr, sjf, "e2e_s", "p99"),
-                over(ltr, sjf, "per_token_s"),
-                over(sjf, fcfs, "e2e_s"),
-            )
-        )
-    return tuple(rows)
+    for number, llm in enumerate(llms):
+        run.report(llm, 0.8 + 0.2 * number / len(llms))
+        found = run_grid(plan, draws(samples, grid.requests, llm))
+        for offered in found.offered_loads:
+            fcfs, ltr, sjf = (find(found, policy, PAIRS.get(policy, ""), offered) for policy in ("fcfs", *PAIRS))
+            ratios = (over(ltr, sjf, "e2e_s"), over(ltr, sjf, "e2e_s", "p99"), over(ltr, sjf, "per_token_s"))
+            tau = {name: found.tau(name) for name in PAIRS.values()}
+            rows.append(Latency(llm, offered.load, tau, *ratios, over(sjf, fcfs, "e2e_s")))
+    means = [_mean([row for row in rows if row.load == load]) for load in grid.loads]
+    return (*rows, *(means if len(llms) > 1 else ()))
+
+
+def _mean(rows: Sequence[Latency]) -> Latency:
+    """Return the mean over LLMs, with intervals over them."""
+
+    def ratio(name: str) -> Ratio:
+        return over_seeds([getattr(row, name).ratio for row in rows], [1.0] * len(rows))
+
+    tau = {name: float(np.mean([row.tau[name] for row in rows])) for name in PAIRS.values()}
+    return Latency(MEAN, rows[0].load, tau, *(ratio(name) for name in ("e2e", "p99", "per_token", "fcfs")))
 
 
 def tables(found: RankerResult) -> list[Table]:
@@ -171,6 +186,7 @@ def tables(found: RankerResult) -> list[Table]:
         "`ltr` with `rank` over `sjf` with `fast`",
         found.latency,
         [
+            ("LLM", lambda row: row.llm.rsplit("/", 1)[-1]),
             ("load", lambda row: f"{row.load:g}"),
             ("tau", lambda row: ", ".join(f"{tau:.3f}" for tau in row.tau.values())),
             ("E2E", lambda row: row.e2e),
@@ -178,7 +194,10 @@ def tables(found: RankerResult) -> list[Table]:
             ("per token", lambda row: row.per_token),
             ("sjf over FCFS, E2E", lambda row: row.fcfs),
         ],
-        [f"{grid.requests:,} requests of CASTILLO's test, {grid.seeds} paired seeds; below 1 is better"],
+        [
+            f"{grid.requests:,} requests of CASTILLO's test, {grid.seeds} paired seeds; below 1 is better",
+            "of means the intervals are over LLMs",
+        ],
     )
     return [official, *([left] if rows else []), latency]
 
@@ -192,11 +211,11 @@ def _needs(_: RankerGrid) -> str | None:
 
 def answer(found: RankerResult) -> str:
     """Whether the ranker is better."""
-    worst = max(found.latency, key=lambda row: row.load)
+    last = found.latency[-1]
     return (
         f"On CASTILLO's test tau is {found.official['rank'].tau:.3f} with `rank` and {found.official['fast'].tau:.3f} "
-        f"with `fast`; at load {worst.load:g} `ltr` with the one has {worst.e2e.ratio:.3f} "
-        f"[{worst.e2e.low:.3f}, {worst.e2e.high:.3f}] of the mean E2E of `sjf` with the other."
+        f"with `fast`. At load {last.load:g} `ltr` with the one has {multiple(last.e2e)} of the mean E2E of `sjf` with "
+        f"the other, and {multiple(last.per_token)} of its time per token ({last.llm})."
     )
 
 
@@ -207,8 +226,10 @@ STUDY: Study[RankerGrid, RankerResult] = Study(
     paper="LTR, arXiv 2408.15792",
     source="CASTILLO and diverse prompts",
     grid=RankerGrid(),
-    quick=RankerGrid(seeds=3, prompts_per_group=200, castillo_prompts=1_000, networks=1, epochs=2, requests=600),
-    minutes=(8, 1),
+    quick=RankerGrid(
+        seeds=3, prompts_per_group=200, castillo_prompts=1_000, networks=1, epochs=2, requests=600, llms=(LLM,)
+    ),
+    minutes=(12, 1),
     serial=True,
     measure=measure,
     tables=tables,
