@@ -174,8 +174,8 @@ def pool_run(task: PoolTask) -> dict[str, Any]:
 class PoolsGrid(SeededGrid):
     """What is simulated: `seconds` of each trace, from another moment for each seed."""
 
-    seeds: int = 3
-    seconds: float = 400.0
+    seeds: int = 4
+    seconds: float = 300.0
     engines: int = 8
     loads: tuple[float, ...] = (0.8,)
     cases: tuple[str, ...] = CASES
@@ -226,12 +226,12 @@ def measure(run: Run, grid: PoolsGrid) -> PoolsResult:
 
 
 def _arranged(run: Run, grid: PoolsGrid, mixed: PoolTask) -> list[Arrangement]:
-    """Every split with true lengths, then the best of them and changing pools with predictions."""
+    """Every split and changing pools with true lengths, then the latter with predictions."""
     half = replace(mixed, prefill=grid.engines // 2, switching=SWITCHING)
     known = _results(run, grid, [*(replace(mixed, prefill=count) for count in range(grid.engines)), half])
     fixed = [task for task in known if task.prefill and task.switching is None]
     best = min(fixed, key=lambda task: known[task].mean(*_CHOSEN_BY))
-    predicted = [replace(task, predictor=first, refresh=again) for first, again in PREDICTIONS for task in (best, half)]
+    predicted = [replace(half, predictor=first, refresh=again) for first, again in PREDICTIONS]
     known |= _results(run, grid, predicted)
     base = known[best]
     return [

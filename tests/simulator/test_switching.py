@@ -19,7 +19,7 @@ NOTHING = np.empty(0, np.int64)
 def meter(traffic: Traffic, *, factor: float = 1.0) -> WorkMeter:
     """Return a meter whose predictions are the true lengths, times a factor."""
     expected = factor * traffic.workload.output_tokens.astype(np.float64)
-    return WorkMeter(traffic, (expected, expected), engine(UNEVEN, seqs=8, blocks=1000), 10.0)
+    return WorkMeter(traffic, traffic.requests, (expected, expected), engine(UNEVEN, seqs=8, blocks=1000), 10.0)
 
 
 def traffic(every_s: float = 1.0, n: int = 40) -> Traffic:
@@ -58,3 +58,15 @@ def test_cached_prompts_are_no_work() -> None:
     usual = demand(some, 20.0)
     some.requests["first_token"][:20], some.requests["initial_cached"][:20] = 1.0, 75
     assert demand(some, 20.0).prefill == pytest.approx(usual.prefill / 4)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 4.0])
+def test_predictions_that_are_wrong_on_average_are_worth_less_work(factor: float) -> None:
+    some = traffic()
+    assert meter(some, factor=factor).worth(20.0) == 1.0
+    some.requests["started"][:30] = np.arange(30.0)
+    some.requests["finish"][:20] = np.arange(20.0) + 10.0
+    seen = meter(some, factor=factor).worth(29.5)
+    generated = 20 * 50 + 49 / 10 * (29.5 - np.arange(20.0, 30.0)).sum()
+    assert seen == pytest.approx((generated / (50 * factor) + 10) / 30)
+    assert (seen < 1.0) == (factor > 1.2)

@@ -207,7 +207,7 @@ def serve_pools(
     )
     roles = Roles(prefilling, decoding, len(fleet), pools.prefill)
     expected = predictions[0].expected_and_tail()[0], predictions[1].expected_and_tail()[0]
-    meter = WorkMeter(asked, expected, fleet.engines[0], pools.switching.window_s)
+    meter = WorkMeter(asked, traffic.requests, expected, fleet.engines[0], pools.switching.window_s)
     fits = before.engines[0].can_hold(prompts.input_tokens, prompts.output_tokens)
     parts = _serve_in_periods(prefilling, decoding, fits, roles, meter, pools.switching, report)
     known: dict[str, Any] = {"predictor": predictions[0].predictor, "accelerated": accelerate}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from lengthwise.simulator.fleet import EngineSpec, FleetEvent
 from lengthwise.simulator.fleet_run import FleetRun
 from lengthwise.simulator.outcome import EngineOutcome, Move, Role, Timeline
 from lengthwise.simulator.routing import speed_of
-from lengthwise.simulator.traffic import Traffic
+from lengthwise.simulator.traffic import Records, Traffic
 
 Floats = NDArray[np.float64]
 
@@ -47,14 +48,20 @@ class WorkMeter:
     """The predicted work of both pools, in seconds of an engine by request, and how much of it there is per second.
 
         prefill    prompt tokens that are probably not cached, at the engine's speed
-        decode     predicted tokens * (step / requests that fit at once + sequence + KV tokens of the context)
+        decode     worth * predicted tokens * (step / requests that fit at once + sequence + KV tokens of the context)
+        worth      (tokens generated so far / mean prediction + 10) / (answers finished + 10)
 
-    The share of cached tokens is that of the prompts computed in the window. `expected`: predicted tokens before and
-    after prefill.
+    The share of cached tokens is that of the prompts computed in the window. Sums of predictions may be far off where
+    single ones are right, as the mean of a heavy tail is: `worth` is the mean length by the answers so far (that of an
+    exponential distribution, of which running answers are censored) over the predicted one. `expected`: predicted
+    tokens before and after prefill; `answers`: the records of the decode pool.
     """
 
-    def __init__(self, traffic: Traffic, expected: tuple[Floats, Floats], spec: EngineSpec, window_s: float) -> None:
+    def __init__(
+        self, traffic: Traffic, answers: Records, expected: tuple[Floats, Floats], spec: EngineSpec, window_s: float
+    ) -> None:
         self._requests, self._arrival_s, self._window_s = traffic.requests, traffic.workload.arrival_s, window_s
+        self._answers, self._expected = answers, expected[0]
         prompt, speed = traffic.workload.input_tokens.astype(np.float64), speed_of(spec.cost)
         self._prompt, self._prefill_s = prompt, prompt * (speed.prefill_token_s + speed.prefill_pair_s * prompt)
         self._arriving, self._alone_s = _decode_s(prompt, expected[0], spec, speed)
@@ -73,13 +80,32 @@ class WorkMeter:
         tokens = self._prompt[computed].sum()
         uncached = 1.0 - self._requests["initial_cached"][computed].sum() / tokens if tokens else 1.0
         work = self._prefill_s[rows].sum() + self._prefill_s[queued].sum()
-        decode = self._arriving[rows].sum() + self._waiting[handed].sum()
+        worth = self.worth(now)
+        decode = worth * (self._arriving[rows].sum() + self._waiting[handed].sum())
         return PoolDemand(
             prefill=float(uncached * work / (now - begin)),
             decode=float(decode / (now - begin)),
             prefill_s=float(uncached * self._prefill_s[rows].mean()),
-            decode_s=float(self._alone_s[rows].mean()),
+            decode_s=float(worth * self._alone_s[rows].mean()),
         )
+
+    def worth(self, now: float) -> float:
+        """Return the mean length of answers by those begun so far, over their predicted one; 1 before there are any."""
+        output, started, finish = (self._answers[name] for name in ("output", "started", "finish"))
+        alone = (output == 1) & (self._requests["finish"] <= now)
+        ended, running = finish <= now, (started <= now) & ~(finish <= now)
+        begun = alone | ended | running
+        if not begun.any():
+            return 1.0
+        seconds = (finish[ended] - started[ended]).sum()
+        pace = (output[ended] - 1).sum() / seconds if seconds else 0.0
+        generated = alone.sum() + output[ended].sum() + pace * (now - started[running]).sum()
+        finished = int(alone.sum() + ended.sum())
+        return float((generated / self._expected[begun].mean() + _PRIOR_ANSWERS) / (finished + _PRIOR_ANSWERS))
+
+
+_PRIOR_ANSWERS: Final = 10
+"""As many answers of the predicted length are assumed at the start."""
 
 
 def _decode_s(prompt: Floats, expected: Floats, spec: EngineSpec, speed: Speed) -> tuple[Floats, Floats]:
