@@ -30,7 +30,7 @@ import numpy as np
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
 from lengthwise.predictors.encoder import EncoderPredictor
-from lengthwise.predictors.fast import KIND, WORDS, FastPredictor, load_fast, parts_without_words
+from lengthwise.predictors.fast import KIND, NOVELTY, WORDS, FastPredictor, load_fast, parts_without_words
 from lengthwise.predictors.model_file import SHARES, part_sums, read_model_file, write_model_file
 from lengthwise.reports.progress import late_bar
 from lengthwise.training.data import LICENCES, SMOLLM2
@@ -82,14 +82,14 @@ def main() -> None:
 
 
 def _rank(options: argparse.Namespace, train: PairTable, test: PairTable) -> None:
-    """Train the ranker on the words of the packaged `fast`, and write a file that shares them."""
+    """Train the ranker on the words of the packaged `fast`, and write a file that shares them and its novelty."""
     recipe = FastRecipe(networks=options.networks, epochs=options.epochs, ranker=options.rank)
     packaged = read_model_file(MODELS / "fast.lw")
     fast = load_fast(packaged, MODELS / "fast.lw")
     trainer = FastTrainer(Vocabulary.of_packaged(fast), recipe, tables=fast.tables)
     predictor, found = _fitted(trainer, options, train, test)
     card = _card(train, predictor.llms, None, found, recipe)
-    shares = {"of": "fast", "sha256": part_sums({name: packaged.part(name) for name in WORDS})}
+    shares = {"of": "fast", "sha256": part_sums({name: packaged.part(name) for name in (*WORDS, NOVELTY)})}
     about = {"name": "rank", SHARES: shares, "scores": "mu is a score: trained for the order alone (ListMLE, as LTR, "
              "arXiv 2408.15792), on a line through the log lengths of held-out prompts."}  # fmt: skip
     _write(options.out or MODELS / "rank.lw", {**card, **about}, parts_without_words(predictor))
