@@ -3,7 +3,7 @@
 Its inputs are an embedding of the user's input, reduced, the application and the length of the input. The embedding
 here is the mean word vector in the description of `fast`, and the application is CASTILLO's corpus, which the other
 predictors do not know. Answers whose length is missed by more than 10 tokens or 10 % join its training data; after
-every `every` answers it is trained again. The paper does it by time, and has two embeddings of LaBSE.
+every `every` answers it is trained again.
 """
 
 from __future__ import annotations
