@@ -3,7 +3,7 @@
 Its inputs are an embedding of the user's input, reduced, the application and the length of the input. The embedding
 here is the mean word vector in the description of `fast`, and the application is CASTILLO's corpus, which the other
 predictors do not know. Answers whose length is missed by more than 10 tokens or 10 % join its training data; after
-every `every` answers it is trained again. The paper does it by time, and has two embeddings of LaBSE.
+every `every` answers it is trained again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ERROR_TOKENS: Final = 10.0
 ERROR_SHARE: Final = 0.1
 """Errors from which an answer joins the training data, as in the paper."""
 EMBEDDING: Final = 16
-"""Numbers of the reduced embedding of the user's input, as in the paper."""
+"""Numbers of the reduced embedding of the user's input."""
 _SPREAD: Final = 0.02
 """Sigma of a prediction: a forest states none."""
 NOTHING, STATIC, AGAIN = "forest from nothing", "forest trained offline", "forest trained offline and again"
@@ -251,7 +251,7 @@ STUDY: Study[MagnusGrid, tuple[Streamed, ...]] = Study(
     source="CASTILLO",
     grid=MagnusGrid(),
     quick=MagnusGrid(llms=2, orders=1, requests=300, trees=20),
-    minutes=(10, 1),
+    minutes=(15, 1),
     measure=measure,
     tables=tables,
     answer=answer,
