@@ -1,6 +1,7 @@
 """TIE (arXiv 2604.00499): scheduling by a length distribution, the tail priced in."""
 
 from experiments.study import Study
+from experiments.tie.engine import engine_note
 from experiments.tie.study import HIGH, LOW, TieGrid, TieResult, measure
 from experiments.tie.tables import CLAIM_NOTE, claims, figures, tables
 
@@ -18,5 +19,5 @@ STUDY: Study[TieGrid, TieResult] = Study(
     tables=tables,
     figures=figures,
     claims=claims,
-    claim_notes=lambda _: [CLAIM_NOTE],
+    claim_notes=lambda _: [CLAIM_NOTE, engine_note()],
 )

@@ -11,6 +11,7 @@ from scipy.stats import kendalltau, spearmanr
 
 from experiments.study import Claim, table_of
 from experiments.tie import paper
+from experiments.tie.engine import engine_claims
 from experiments.tie.study import (
     ABLATED,
     LOGNORMAL,
@@ -77,6 +78,7 @@ def claims(found: TieResult) -> list[Claim]:
             rows.append(Claim(f"{name} at {high_rate:g} over {low_rate:g} requests/s", growth, ours, setting))
     rows += _ablation_claims(found)
     rows += _large_claims(found)
+    rows += engine_claims()
     return rows + offline_claims(found.offline, dict.fromkeys(("tie", "ltr"), found.predictor), "CASTILLO")
 
 

@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from experiments.study import Run
 from experiments.tie import STUDY, paper
+from experiments.tie.engine import KEPT, SETTING, engine_claims, engine_note, figures_by_block
 from experiments.tie.study import (
     ABLATED,
     HIGH,
@@ -251,6 +252,22 @@ def test_every_claim_has_our_value_in_its_settings(small: TieResult) -> None:
     ours = find(small.synthetic, "tie", AS_IN_PAPER).figures("per_token_s", "mean")
     base = find(small.synthetic, "fcfs", "").figures("per_token_s", "mean")
     assert tie_over_fcfs.ours.ratio == pytest.approx(np.exp(np.mean(np.log(np.array(ours) / base))))
+
+
+def test_figure_4_on_a_real_engine_is_paired_by_block() -> None:
+    rows = {row.statement: row for row in engine_claims()}
+    assert all(row.setting == SETTING for row in rows.values())
+    found = figures_by_block()
+    tie, sjf = (np.array([each["per_token"] for each in found[name]]) for name in ("tie", "sjf"))
+    ours = rows["tie over sjf"].ours
+    assert ours.ratio == pytest.approx(np.exp(np.log(tie / sjf).mean()))
+    assert (tie / sjf).min() - 1e-9 <= ours.low <= ours.ratio <= ours.high <= (tie / sjf).max() + 1e-9
+    assert rows["tie over sjf"].paper == pytest.approx(0.67 / 1.95)
+    assert rows["tie over fcfs, total E2E / total tokens"].ours.ratio == pytest.approx(
+        np.exp(np.mean([np.log(t["mean"] / f["mean"]) for t, f in zip(found["tie"], found["fcfs"], strict=True)]))
+    )
+    assert KEPT.name in engine_note()
+    assert f"{len(tie)} blocks" in engine_note()
 
 
 def test_noisy_predictions_have_the_tau_of_their_name(small: TieResult) -> None:
