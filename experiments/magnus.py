@@ -251,7 +251,7 @@ STUDY: Study[MagnusGrid, tuple[Streamed, ...]] = Study(
     source="CASTILLO",
     grid=MagnusGrid(),
     quick=MagnusGrid(llms=2, orders=1, requests=300, trees=20),
-    minutes=(15, 1),
+    minutes=(15, 0.4),
     measure=measure,
     tables=tables,
     answer=answer,

@@ -227,9 +227,9 @@ STUDY: Study[RankerGrid, RankerResult] = Study(
     source="CASTILLO and diverse prompts",
     grid=RankerGrid(),
     quick=RankerGrid(
-        seeds=3, prompts_per_group=200, castillo_prompts=1_000, networks=1, epochs=2, requests=600, llms=(LLM,)
+        seeds=3, parts=1, prompts_per_group=100, castillo_prompts=500, networks=1, epochs=1, requests=600, llms=(LLM,)
     ),
-    minutes=(12, 1),
+    minutes=(12, 1.3),
     serial=True,
     measure=measure,
     tables=tables,

@@ -312,10 +312,19 @@ def test_every_study_is_listed_under_the_name_of_its_module(capsys: pytest.Captu
 
 
 def test_the_quick_grids_take_a_fifteenth_of_the_time() -> None:
-    runs = log.read(log.KEPT)
-    studies = [command.load(name) for name in NAMES]
-    full, quick = (sum(command.cpu_s(study, runs, quick=quick)[0] for study in studies) for quick in (False, True))
-    assert quick < full / 15
+    """Of each study, as measured on one machine; where none has run both, as both are declared."""
+    runs = [run for run in log.read(log.KEPT) if run.measured]
+    total = {False: 0.0, True: 0.0}
+    for study in map(command.load, NAMES):
+        measured = {
+            quick: {run.machine: run.cpu_s for run in runs if (run.study, run.quick) == (study.name, quick)}
+            for quick in total
+        }
+        both = [machine for machine in measured[True] if machine in measured[False]]
+        for quick in total:
+            known = measured[quick][both[-1]] if both else None
+            total[quick] += command.cpu_s(study, [], quick=quick)[0] if known is None else known
+    assert total[True] < total[False] / 15
 
 
 def test_one_seed_has_no_interval() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lengthwise.training.pairs import PairTable, score_pairs
+from lengthwise.training.pairs import PairTable, coverage_90, score_pairs
 from lengthwise.workloads import LengthSamples
 
 
@@ -68,3 +68,16 @@ def test_capped_samples_are_ignored_in_the_coverage() -> None:
     mu = np.full(40, np.log(100.0))
     mu[39] = 9.0
     assert score_pairs(table, mu, np.full(40, 0.1), 3.5).coverage_90 == 1.0
+
+
+def test_the_coverage_alone_is_that_among_all_scores() -> None:
+    rng = np.random.default_rng(4)
+    rows = [
+        ("chat", f"p{n}", llm, rng.integers(1, 2000, 3).tolist())
+        for llm in ("a", "b", "c")
+        for n in range(20 if llm == "c" else 60)
+    ]
+    cut = [(rng.random(3) < 0.2).tolist() for _ in rows]
+    table = PairTable.of(samples(rows, capped=cut))
+    mu, sigma = table.log_mean(), rng.uniform(0.1, 2.0, len(table.prompt))
+    assert 0.0 < coverage_90(table, mu, sigma, 3.5) == score_pairs(table, mu, sigma, 3.5).coverage_90 < 1.0

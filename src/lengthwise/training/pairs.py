@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogTColumns
-from lengthwise.traffic.scores import Forecast, PredictionScores, average, score_predictions
+from lengthwise.traffic.scores import Forecast, PredictionScores, average, coverage, mean, score_predictions
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.datasets import CASTILLO_GROUPS, prompt_key
 from lengthwise.workloads.length_samples import NEVER_ENDED
@@ -153,6 +153,17 @@ class PairTable:
         sizes = np.bincount(self.group, minlength=len(self.groups))
         weights = 1.0 / np.sqrt(sizes[self.group])
         return np.asarray(weights / weights.mean())
+
+
+def coverage_90(table: PairTable, mu: NDArray[np.float64], sigma: NDArray[np.float64], nu: float) -> float:
+    """Return the share of lengths inside 90 % intervals, as `score_pairs` does, without the other scores."""
+    low, high = Forecast.of(LogTColumns.of(mu, sigma, np.inf, nu), crps=False).interval(0.9)
+    lengths, counted = table.lengths.astype(np.float64), (table.lengths > 0) & ~table.censored
+    by_llm = (np.flatnonzero(table.llm == number) for number in range(len(table.llms)))
+    shares = [
+        coverage(low[rows], high[rows], lengths[rows], counted[rows]) for rows in by_llm if len(rows) >= MIN_PROMPTS
+    ]
+    return mean(np.array(shares))
 
 
 def score_pairs(

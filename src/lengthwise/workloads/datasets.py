@@ -326,7 +326,6 @@ _DIVERSE_FILES: Final = ("lengths.parquet", "open_ended.parquet")
 _DIVERSE_COLUMNS: Final = ("prompt", "model", "output_tokens", "finish", "source", "licence")
 _DIVERSE_TYPES: Final = (pa.string(), pa.string(), pa.int64(), pa.string(), pa.string(), pa.string())
 _HIDDEN: Final = "maybe_hidden_reasoning"
-_SPACE: Final = re.compile(r"\s+")
 
 
 def load_diverse(
@@ -381,7 +380,7 @@ def normalise_llm(name: str) -> str:
 
 def prompt_key(text: str) -> str:
     """Return the text by which two prompts count as the same: without case and spacing."""
-    return _SPACE.sub(" ", text).strip().lower()
+    return " ".join(text.split()).lower()
 
 
 def _usable(row: Mapping[str, Any], ships: bool) -> bool:

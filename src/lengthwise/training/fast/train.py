@@ -40,7 +40,7 @@ from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.encoder.losses import make_targets, negative_log_likelihood, student_logpdf
 from lengthwise.training.encoder.pack import MADE, MADE_WEIGHT
 from lengthwise.training.fast.word_tables import FOLDS, Vocabulary, learn_tables
-from lengthwise.training.pairs import PairTable, score_pairs
+from lengthwise.training.pairs import PairTable, coverage_90, score_pairs
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 from lengthwise.training.stated_rows import made_samples
 from lengthwise.workloads.datasets import CASTILLO_GROUPS, load_diverse
@@ -479,7 +479,7 @@ def fit_widening(parts: Sequence[LeftOutPairs], nu: float) -> float:
     """Return the widening at which 90 % intervals cover 90 % of the lengths of left-out groups, groups equal."""
 
     def covered(widening: float) -> float:
-        return float(np.mean([score_pairs(p.table, p.mu, p.spread(widening), nu).coverage_90 for p in parts]))
+        return float(np.mean([coverage_90(p.table, p.mu, p.spread(widening), nu) for p in parts]))
 
     tried = [(widening, covered(widening)) for widening in WIDENINGS]
     return min(tried, key=lambda pair: abs(pair[1] - 0.9))[0]
