@@ -8,6 +8,8 @@ where `--set states=DIR` gives it states of prompts that no packaged model was t
     lengthwise probe collect --prompts prompts.jsonl --layers 20 --positions 6 --held-out 1 -o states/
     python -m experiments run trail_probe --set states=states/
 
+experiments/results/trail-probe has those of the first 160 prompts, without their texts, which are CASTILLO's.
+
 The prompt's predictions are recalibrated to the sampling settings: on training answers, or, of given states, on the
 answers to the other half of the prompts.
 """
