@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -10,12 +10,12 @@ from experiments.study import Claim
 from experiments.tie import paper
 from lengthwise.bench.analysis import analyse, read_episodes
 from lengthwise.bench.store import BenchStore, read_measured
-from lengthwise.intervals import Ratio, over_pairs
+from lengthwise.intervals import over_pairs
 from lengthwise.simulator.metrics import LatencyLimits
 
 KEPT: Final = Path(__file__).parents[1] / "results" / "h200-32-policies"
 SETTING: Final = "vLLM on an H200"
-PAIRS: Final = (("sjf", "fcfs"), ("tie", "fcfs"), ("tie", "sjf"))
+_PAIRS: Final = (("sjf", "fcfs"), ("tie", "fcfs"), ("tie", "sjf"))
 _DEFINITIONS: Final = {"": "per_token", ", total E2E / total tokens": "mean"}
 
 
@@ -25,21 +25,18 @@ def figures_by_block(folder: Path = KEPT) -> dict[str, list[Mapping[str, float]]
     return {arm.policy: [blocks[b].figures for b in sorted(blocks)] for (_, arm), blocks in episodes.items()}
 
 
-def engine_ratios(folder: Path = KEPT) -> Iterator[tuple[str, str, str, Ratio]]:
-    """Yield policy, base, definition, and the ratio of their latency per token, paired by block."""
-    found = figures_by_block(folder)
-    for suffix, figure in _DEFINITIONS.items():
-        for policy, base in PAIRS:
-            ours, theirs = ([each[figure] for each in found[name]] for name in (policy, base))
-            yield policy, base, suffix, over_pairs(ours, theirs)
-
-
 def engine_claims(folder: Path = KEPT) -> list[Claim]:
     """Compare with the paper's highest rate; the bursts are at twice the capacity, all with the same predictions."""
-    main = paper.ONLINE[paper.MAIN]
+    main, found = paper.ONLINE[paper.MAIN], figures_by_block(folder)
     return [
-        Claim(f"{policy} over {base}{suffix}", main[policy] / main[base], ours, SETTING)
-        for policy, base, suffix, ours in engine_ratios(folder)
+        Claim(
+            f"{policy} over {base}{suffix}",
+            main[policy] / main[base],
+            over_pairs(*([each[figure] for each in found[name]] for name in (policy, base))),
+            SETTING,
+        )
+        for suffix, figure in _DEFINITIONS.items()
+        for policy, base in _PAIRS
     ]
 
 
