@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from experiments.frontier import predictions_of
+from experiments.kept_rows import add_rows
 from experiments.study import Claim, Run, SeededGrid, Study, sections, table_of
 from experiments.tie import paper
 from experiments.tie.study import (
@@ -433,14 +435,12 @@ def _needs(grid: RivalsGrid) -> str | None:
 def rows_table(results: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]], about: pa.Table) -> pa.Table:
     """Return one row per prompt and training seed; `about` has corpus, split and id of every prompt of the pack.
 
-    A training's name is its network and its seed: ssjf_0. A seed without one of KINDS is left out.
+    A training's name is its network and its seed: ssjf_0.
     """
     trained = {each["name"]: each for each in results if each["name"].rpartition("_")[0] in {**KINDS, **OTHERS}}
     rows = about.take(pa.array(arrays["prompts"])).select(["corpus", "split", "prompt_id"])
     parts = []
     for seed in dict.fromkeys(name.rpartition("_")[2] for name in trained):
-        if not all(f"{rival}_{seed}" in trained for rival in KINDS):
-            continue
         columns: dict[str, object] = {"seed": np.full(len(rows), int(seed), np.int8), "llm": [LLM] * len(rows)}
         columns |= {name: rows[name] for name in rows.column_names}
         for network in {**KINDS, **OTHERS}:
@@ -458,12 +458,21 @@ def rows_table(results: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArra
                 columns[network] = outputs[:, 0].astype(np.float32)
         parts.append(pa.table(columns))
     if not parts:
-        raise InputError("has no seed with all of " + ", ".join(KINDS), source="results.json")
+        raise InputError("has none of " + ", ".join({**KINDS, **OTHERS}), source="results.json")
     return pa.concat_tables(parts, promote_options="default")
 
 
+def whole_seeds(rows: pa.Table) -> pa.Table:
+    """Return the rows that have all of KINDS."""
+    has = [pc.is_valid(rows[name]) for name in COLUMNS if name in rows.column_names]
+    found = rows.filter(reduce(pc.and_, has)) if len(has) == len(COLUMNS) else rows.slice(0, 0)
+    if not len(found):
+        raise InputError("has no seed with all of " + ", ".join(KINDS), source="results.json")
+    return found
+
+
 def keep(outputs: Path, to: Path = KEPT) -> str:
-    """Write the predictions of `scripts/gpu_papers.py train` as rows; say what was written."""
+    """Add the predictions of `scripts/gpu_papers.py train` to the rows that are kept; say what was written."""
     from lengthwise.training.data import PromptTable, load_samples
     from lengthwise.training.encoder.config import read_config
 
@@ -472,6 +481,9 @@ def keep(outputs: Path, to: Path = KEPT) -> str:
         arrays = dict(archive)
     config = read_config(Path(__file__).parent.parent / "configs" / "papers.yaml")
     table = rows_table(results, arrays, PromptTable.of(load_samples(config.data)).about)
+    if to.is_file():
+        table = add_rows(pyarrow.parquet.read_table(to), table, ("seed", "llm", "corpus", "prompt_id"))
+    table = whole_seeds(table)
     pyarrow.parquet.write_table(table, to, compression="zstd", compression_level=19)
     return f"{to}: {len(table):,} rows"
 

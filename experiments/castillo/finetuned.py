@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from experiments.castillo.rows import LLMS, UNSEEN
 from experiments.castillo.training import KEPT
+from experiments.kept_rows import add_rows
 from lengthwise.errors import InputError
 from lengthwise.files import atomic_path
 
@@ -79,7 +80,10 @@ def _place(llm: str, names: Sequence[str]) -> int:
 
 
 def keep(outputs: Path, out: Path = KEPT) -> str:
-    """Write the rows and, for each training, settings, curves and scores; say what was written."""
+    """Add the rows and, for each training, settings, curves and scores to those kept; say what was written.
+
+    A training that is kept already is replaced by the new one of its name.
+    """
     from lengthwise.training.data import PromptTable, load_samples
     from lengthwise.training.encoder.config import read_config
 
@@ -87,8 +91,12 @@ def keep(outputs: Path, out: Path = KEPT) -> str:
     with np.load(outputs / "predictions.npz") as archive:
         arrays = dict(archive)
     table = rows_table(results, arrays, PromptTable.of(load_samples(read_config(CONFIG).data)).about)
+    kept: dict[str, Any] = {}
+    if (out / ABOUT).is_file():
+        table = add_rows(pq.read_table(out / ROWS), table, ("llm", "corpus", "prompt_id"))
+        kept = {each["name"]: each for each in json.loads((out / ABOUT).read_text())}
     with atomic_path(out / ROWS) as temporary:
         pq.write_table(table, temporary, compression="zstd", compression_level=19)
-    about = [{name: each[name] for name in ("name", "settings", "curves", "scores")} for each in results]
-    (out / ABOUT).write_text(json.dumps(about) + "\n")
+    kept |= {each["name"]: {name: each[name] for name in ("name", "settings", "curves", "scores")} for each in results}
+    (out / ABOUT).write_text(json.dumps(list(kept.values())) + "\n")
     return f"{out / ROWS}: {len(table):,} rows of {len(table.column_names) - 3} columns"

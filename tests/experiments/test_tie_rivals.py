@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from scipy.stats import kendalltau
 
@@ -18,10 +20,12 @@ from experiments.tie_rivals import (
     RivalsResult,
     claims,
     from_other_llms,
+    keep,
     measure,
     r_squared,
     read_rows,
     rows_table,
+    whole_seeds,
 )
 from lengthwise.errors import InputError
 from lengthwise.simulator.tasks import ResultCache
@@ -146,6 +150,8 @@ def test_outputs_of_trainings_are_kept_as_rows_of_the_served_llm() -> None:
     table = PromptTable.of(load_castillo())
     results, arrays = trainings(["ssjf_0", "ltr_0", "tie_0", "tie-all_0", "ssjf_1", "classes_0"], table.llms, 20)
     kept = rows_table(results, arrays, table.about)
+    assert len(kept) == 40
+    kept = whole_seeds(kept)
     assert len(kept) == 20  # the seed with one network of three is left out
     llm = next(number for number, name in enumerate(table.llms) if "Llama-3.1-8B" in name)
     assert set(kept["llm"].to_pylist()) == {table.llms[llm]}
@@ -165,7 +171,23 @@ def test_a_network_that_a_seed_lacks_is_missing_there() -> None:
 def test_results_without_a_whole_seed_are_refused() -> None:
     table = PromptTable.of(load_castillo())
     with pytest.raises(InputError, match="no seed with all of ssjf, ltr, tie"):
-        rows_table(*trainings(["ssjf_0"], (LLAMA,), 4), table.about)
+        whole_seeds(rows_table(*trainings(["ssjf_0"], (LLAMA,), 4), table.about))
+    with pytest.raises(InputError, match="has none of ssjf, ltr, tie"):
+        rows_table(*trainings(["classes_0"], (LLAMA,), 4), table.about)
+
+
+def test_a_later_training_is_added_to_the_rows_that_are_kept(tmp_path: Path) -> None:
+    names = ["ssjf_0", "ltr_0", "tie_0", "tie-mpnet_0", "tie-mpnet_1"]
+    results, arrays = trainings(names, (LLAMA,), 4)
+    retrained = {**arrays, "tie-mpnet_0": arrays["tie-mpnet_0"] + np.float16(1.0)}
+    for found, of_found in ((results[:4], arrays), (results[3:], retrained)):
+        (tmp_path / "results.json").write_text(json.dumps(found))
+        np.savez(tmp_path / "predictions.npz", **of_found)
+        keep(tmp_path, tmp_path / "kept.parquet")
+    kept = pq.read_table(tmp_path / "kept.parquet")
+    assert kept["seed"].to_pylist() == [0] * 4  # seed 1 has one network only
+    assert kept["ssjf"].to_pylist() == arrays["ssjf_0"][:, 0, 0].tolist()
+    assert kept["mu tie-mpnet"].to_pylist() == retrained["tie-mpnet_0"][:, 0, 0].tolist()
 
 
 def test_a_study_without_kept_rows_names_the_command_that_makes_them(tmp_path: Path) -> None:

@@ -88,6 +88,21 @@ def test_a_folder_of_results_becomes_two_files(samples: LengthSamples, tmp_path:
     assert [each["name"] for each in about] == [each["name"] for each in results]
 
 
+def test_a_later_training_is_added_to_those_that_are_kept(samples: LengthSamples, tmp_path: Path) -> None:
+    results, arrays = outputs(samples)
+    later = {**training("classes-mpnet_1", "classes", ["mean/200", "p99/200"], seed=1), "curves": [1]}
+    later["settings"] = {**later["settings"], "network": "mpnet"}
+    for found in (results, [later], [{**later, "curves": [2]}]):
+        (tmp_path / "results.json").write_text(json.dumps(found))
+        np.savez(tmp_path / "predictions.npz", **{**arrays, "classes-mpnet_1": arrays["classes_0"]})
+        finetuned.keep(tmp_path, tmp_path)
+    kept = pq.read_table(tmp_path / finetuned.ROWS)
+    assert kept["mpnet/castillo/mean/200/1"].equals(kept["minilm/castillo/mean/200/0"])
+    about = json.loads((tmp_path / finetuned.ABOUT).read_text())
+    assert [each["name"] for each in about] == [*(each["name"] for each in results), "classes-mpnet_1"]
+    assert about[-1]["curves"] == [2]
+
+
 def test_results_without_a_network_of_the_paper_are_refused(samples: LengthSamples) -> None:
     with pytest.raises(InputError, match="no network of CASTILLO's paper"):
         finetuned.rows_table([], {"prompts": np.arange(3)}, PromptTable.of(samples).about)
