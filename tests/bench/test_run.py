@@ -48,8 +48,10 @@ def test_a_real_engine_is_measured_resumed_and_restored(
 ) -> None:
     store = BenchStore(tmp_path / "out")
     messages: list[str] = []
-    progress = BenchProgress(messages.append, lambda *_: None)
+    bars: list[str] = []
+    progress = BenchProgress(messages.append, lambda what, _: bars.append(what))
     asyncio.run(run_bench(plan, store, embedded_engine.url, BENCH_TOKEN, progress))
+    assert [*dict.fromkeys(bars)][:2] == ["warm-up", "capacity"], "an engine's first requests compile kernels"
     assert asyncio.run(policy_of(embedded_engine.url, BENCH_TOKEN)) == "sjf"
     rows = store.rows()
     assert len(rows) == 3 * 6

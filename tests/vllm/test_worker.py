@@ -51,6 +51,10 @@ class AsyncOutput(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is not 
     def get_output(self) -> Any:
         return self.output
 
+    def get_kv_connector_output(self) -> str:
+        """Abstract in vLLM 0.33."""
+        return "transfers"
+
 
 class Runner:
     """Leaves the state of a step as vLLM's runners do; the order of its rows is not the scheduler's."""
@@ -170,6 +174,17 @@ def test_each_state_has_the_entropy_of_the_token_that_is_sampled_from_it(worker:
     entropy = {name: state.entropy for name, state in found}
     assert entropy["b"] == pytest.approx(np.log(2)), "its row is the first, where the logits are equal"
     assert entropy["a"] == pytest.approx(0.582, abs=1e-3)
+
+
+def test_an_asynchronous_output_keeps_what_else_it_can(worker: StatesWorker) -> None:
+    worker.load_model()
+    worker.execute_model(step({"a": (1, 0)}, {}, {"a": 1}))
+    output = worker.sample_tokens(None)
+    if worker.model_runner.kind == "second":
+        assert isinstance(output, AsyncOutput)
+        assert output.get_kv_connector_output() == "transfers"
+        output = output.get_output()
+    assert attached(output) is not None
 
 
 def test_the_layers_are_in_the_configuration_that_vllm_compiles_for(worker: StatesWorker) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from secrets import token_hex
 from typing import Any, Final
@@ -112,6 +113,7 @@ class BenchServer:
         return reply
 
 
+_WARM_UP: Final = 2  # requests per slot before the measurement of capacity: an engine's first ones compile kernels
 _BACKLOG: Final = 6  # requests per slot in the measurement of capacity
 _REQUESTS: Final = 12  # requests per slot in an episode
 _CONNECT_S: Final = 60.0
@@ -315,10 +317,10 @@ class _Run:
     async def _measure_capacity(self, slots: int) -> float:
         """Return requests/s of this traffic under a backlog with fcfs, the end of the drain left out."""
         arm, kind = Arm(FCFS), Kind("backlog", None)
-        n = max(_BACKLOG * slots, 8)
-        drawn = draw(self._prompts, self._plan.traffic, kind, -1, n=n, capacity=1.0)
         await self._server.begin(arm, self._plan.traffic)
-        report = await self._load(drawn, arm, lambda part: self._progress.bar("capacity", part))
+        for what, block, n in (("warm-up", -2, _WARM_UP * slots), ("capacity", -1, max(_BACKLOG * slots, 8))):
+            drawn = draw(self._prompts, self._plan.traffic, kind, block, n=n, capacity=1.0)
+            report = await self._load(drawn, arm, partial(self._progress.bar, what))
         seen = await self._server.end()
         if report.errors or seen["foreign"]:
             raise InputError(

@@ -84,7 +84,7 @@ class StatesWorker(PlatformWorker):
         if pending is None:
             return output
         if isinstance(output, AsyncModelRunnerOutput):
-            return OutputWithStates(output, pending)
+            return with_states(output, pending)
         attach(output, pending.result())
         return output
 
@@ -165,17 +165,20 @@ class PendingStates:
         return StepStates(self._requests, self._tokens, layers, entropy)
 
 
-class OutputWithStates(AsyncModelRunnerOutput):
-    """An asynchronous output that carries the states once it is resolved."""
+def with_states(output: AsyncModelRunnerOutput, pending: PendingStates) -> AsyncModelRunnerOutput:
+    """Return the output, which carries the states once it is resolved.
 
-    def __init__(self, output: AsyncModelRunnerOutput, pending: PendingStates) -> None:
-        self._output, self._pending = output, pending
+    It stays vLLM's own object, because releases add methods to it (0.33: `get_kv_connector_output`).
+    """
+    resolve = output.get_output
 
-    def get_output(self) -> Any:
-        """Wait for the tokens and the states."""
-        output = self._output.get_output()
-        attach(output, self._pending.result())
-        return output
+    def get_output() -> Any:
+        found = resolve()
+        attach(found, pending.result())
+        return found
+
+    output.get_output = get_output
+    return output
 
 
 def _entropy(logits: torch.Tensor) -> torch.Tensor:
