@@ -97,12 +97,14 @@ def start(kind: str, probe: str, probe_clock: Clock) -> Any:
 def time_probe(clock: Clock) -> None:
     """Time what the probe adds outside the LLM: selecting the states of the step, and their use in the scheduler."""
     from lengthwise.vllm.scheduler import LengthwiseSyncScheduler
-    from lengthwise.vllm.worker import StatesWorker
+    from lengthwise.vllm.worker import PendingStates, StatesWorker
 
-    worker: Any = StatesWorker
-    worker._states = clock.timed(worker._states)  # noqa: SLF001
-    scheduler: Any = LengthwiseSyncScheduler
-    scheduler._pass_states = clock.timed(scheduler._pass_states)  # noqa: SLF001
+    for owner, name, work in (
+        (StatesWorker, "_pending", StatesWorker._pending),  # noqa: SLF001
+        (PendingStates, "result", PendingStates.result),
+        (LengthwiseSyncScheduler, "_refine", LengthwiseSyncScheduler._refine),  # noqa: SLF001
+    ):
+        setattr(owner, name, clock.timed(work))
 
 
 def add(engine: Any, block: int, batch: int, tokens: int) -> None:

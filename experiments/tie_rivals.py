@@ -69,7 +69,7 @@ OTHERS: Final = {
     "tie": f"MiniLM, {LLM} alone, fits to ten samples",
     "tie-all": "the same on all 13 LLMs at once",
     "tie-samples": "on all, by the likelihood of the samples",
-    "tie-mpnet": "MPNet on all, fits, stopped after 2 of 5 epochs",
+    "tie-mpnet": "MPNet on all, fits",
 }
 """TIE's network as trained in the paper, and with more data, another loss, and a stronger encoder."""
 OTHER_LLMS: Final = "no network: fits to the other LLMs' answers, ridge"

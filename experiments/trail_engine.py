@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -46,7 +46,8 @@ from lengthwise.workloads.formats import write_workload
 if TYPE_CHECKING:
     from lengthwise.training.probe.states import States
 
-KEPT: Final = tuple(Path(__file__).parent / "results" / name for name in ("trail-engine", "trail-engine-h200"))
+_NAMES: Final = ("trail-engine", "trail-engine-h200", "trail-engine-h200-light")
+KEPT: Final = tuple(Path(__file__).parent / "results" / name for name in _NAMES)
 PROBED: Final = "default+probe"
 _LLM: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _CORPUS: Final = "Alpaca"
@@ -88,6 +89,8 @@ class TrailEngineResult:
     bench: BenchResult
     in_steps: Mapping[str, Mapping[str, Ratio]]
     """Mean E2E and TTFT of each arm (by its label) over fcfs's, in steps; empty without a step log."""
+    step_ms: Mapping[str, tuple[float, float]]
+    """Median and 90th percentile of the time from step to step, by the arm's label; empty without a step log."""
     other_lengths: int
     """Answers whose length is not that of the same request under fcfs."""
     answers: int
@@ -117,14 +120,16 @@ def compare(store: BenchStore) -> TrailEngineResult:
     )
     tokens = rows["output_tokens"].to_numpy()
     in_steps = _in_steps(store, rows) if store.steps.is_file() else {}
+    step_ms = _step_ms(store) if store.steps.is_file() else {}
     capped = float((tokens >= cap).mean())
-    return TrailEngineResult(store.folder.name, analyse(read_measured(store)), in_steps, other, len(tokens), capped)
+    bench = analyse(read_measured(store))
+    return TrailEngineResult(store.folder.name, bench, in_steps, step_ms, other, len(tokens), capped)
 
 
 def _in_steps(store: BenchStore, rows: pa.Table) -> dict[str, dict[str, Ratio]]:
     """Return mean E2E and TTFT over fcfs's, counted in steps of the engine."""
-    starts = np.sort(read_steps(store.steps)[0]["start_s"].to_numpy())
-    began = {(each["block"], Arm(each["policy"], each["predictor"], each["copy"])): each for each in store.episodes()}
+    starts = _starts(store)
+    began = {(each["block"], _arm(each)): each for each in store.episodes()}
     found: dict[Arm, dict[int, dict[str, float]]] = {}
     for _, arm, block, table in episode_tables(rows):
         at = {
@@ -144,6 +149,25 @@ def _in_steps(store: BenchStore, rows: pa.Table) -> dict[str, dict[str, Ratio]]:
         for arm, blocks in found.items()
         if arm != Arm(FCFS)
     }
+
+
+def _step_ms(store: BenchStore) -> dict[str, tuple[float, float]]:
+    """Return median and 90th percentile of the milliseconds from step to step while an arm serves."""
+    starts = _starts(store)
+    found: dict[str, list[NDArray[np.float64]]] = {}
+    for each in store.episodes():
+        first, last = np.searchsorted(starts, [each["began"], each["began"] + each["makespan_s"]])
+        found.setdefault(_arm(each).label, []).append(1000 * np.diff(starts[first:last]))
+    every = {label: np.concatenate(parts) for label, parts in found.items()}
+    return {label: (float(np.median(ms)), float(np.quantile(ms, 0.9))) for label, ms in every.items()}
+
+
+def _starts(store: BenchStore) -> NDArray[np.float64]:
+    return np.sort(read_steps(store.steps)[0]["start_s"].to_numpy())
+
+
+def _arm(episode: Mapping[str, Any]) -> Arm:
+    return Arm(episode["policy"], episode["predictor"], episode["copy"])
 
 
 def arms(grid: TrailEngineGrid, paper: Path | None) -> tuple[Arm, ...]:
@@ -228,9 +252,14 @@ def tables(results: Sequence[TrailEngineResult]) -> list[Table]:
 def _tables(result: TrailEngineResult) -> list[Table]:
     found = bench_tables(result.bench)
     if result.in_steps:
-        rows = [[label, times(each["mean"]), times(each["ttft"])] for label, each in sorted(result.in_steps.items())]
+        rows = []
+        for label, (median, high) in sorted(result.step_ms.items()):
+            gains = result.in_steps.get(label)
+            cells = [times(gains[name]) if gains else "–" for name in ("mean", "ttft")]
+            rows.append([label, *cells, f"{median:.1f}", f"{high:.1f}"])
+        columns = ["policy, predictor", "mean E2E", "TTFT", "ms a step, median", "90 %"]
         notes = ["A step that other work makes slower counts once; arrivals still follow the clock."]
-        found.append(Table("The same in steps of the engine", ["policy, predictor", "mean E2E", "TTFT"], rows, notes))
+        found.append(Table("The same in steps of the engine", columns, rows, notes))
     machine = result.bench.settings["machine"]
     shown = ", ".join(f"{name} {value}" for name, value in machine.items()) if isinstance(machine, dict) else machine
     rows = [

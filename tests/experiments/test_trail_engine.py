@@ -85,7 +85,8 @@ def test_the_kept_rows_are_read_and_name_no_path_of_the_machine_that_measured_th
     assert len(results) == len(KEPT)
     for result, folder in zip(results, KEPT, strict=True):
         assert {each.arm for each in result.bench.arms} >= {Arm(FCFS), LIMITED}
-        assert result.in_steps
+        assert result.in_steps.keys() == result.step_ms.keys() - {Arm(FCFS).label}
+        assert all(0 < median <= high for median, high in result.step_ms.values())
         assert '"/' not in (folder / "bench.json").read_text()
     assert results[0].other_lengths == 0, "in float32 on a CPU every arm serves the same answers"
 

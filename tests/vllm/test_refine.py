@@ -7,6 +7,7 @@ import pickle
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import After, LogT, Point
+from lengthwise.lengths import After, Histogram, LengthDistribution, LogT, Point
 from lengthwise.predictors.probe import Probe, write_probe
 from lengthwise.vllm.refine import (
+    Due,
     Refiner,
     State,
     StepStates,
@@ -36,12 +38,19 @@ def state(value: float = 0.0, entropy: float | None = None) -> State:
     return State(0, {3: np.full(8, value, np.float32)}, entropy)
 
 
+def read(
+    refiner: Refiner, key: str, generated: int, of: State, prediction: LengthDistribution | None, cap: int
+) -> LengthDistribution | None:
+    """Read the only state of a step."""
+    return refiner.read([Due(key, generated, of, prediction, cap)]).get(key)
+
+
 def test_a_reading_becomes_a_prediction_about_the_whole_answer() -> None:
     probe = made_probe()
     refiner, reading = Refiner(probe), probe.follow(PREDICTION, CAP)
     for generated in (0, 16, 32):
         assert refiner.due("a", generated)
-        prediction = refiner.read("a", generated, state(generated / 16), PREDICTION, CAP)
+        prediction = read(refiner, "a", generated, state(generated / 16), PREDICTION, CAP)
         assert isinstance(prediction, After)
         assert prediction == After(reading.read(np.full(8, generated / 16), generated), generated)
         assert prediction.cap == CAP
@@ -53,19 +62,53 @@ def test_a_reading_becomes_a_prediction_about_the_whole_answer() -> None:
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=40))
 def test_a_position_is_read_at_most_once(positions: list[int]) -> None:
     """In any order: a preempted request is recomputed in chunks, and states may be a step late."""
-    refiner, read = Refiner(made_probe()), []
+    refiner, done = Refiner(made_probe()), []
     for generated in positions:
         if refiner.due("a", generated):
-            assert refiner.read("a", generated, state(), PREDICTION, CAP) is not None
-            read.append(generated)
-    assert all(later - earlier >= 16 for earlier, later in pairwise(read))
+            assert read(refiner, "a", generated, state(), PREDICTION, CAP) is not None
+            done.append(generated)
+    assert all(later - earlier >= 16 for earlier, later in pairwise(done))
+
+
+PROMPTS: Final = (PREDICTION, None, LogT(3.0, 0.4, CAP), Point(100, 500), Histogram((0, 50, 300), (0.4, 0.6)))
+
+
+@given(st.lists(st.dictionaries(st.integers(0, len(PROMPTS) - 1), st.integers(0, 400), min_size=1), max_size=8))
+def test_requests_of_one_step_are_read_as_each_would_be_alone(steps: list[dict[int, int]]) -> None:
+    probe = made_probe()
+    together, alone = Refiner(probe), [Refiner(probe) for _ in PROMPTS]
+    for step in steps:
+        due = [
+            Due(str(who), age, state(who - age / 100), PROMPTS[who], CAP)
+            for who, age in step.items()
+            if together.due(str(who), age)
+        ]
+        found = together.read(due) if due else {}
+        assert found.keys() == {each.key for each in due}
+        for each in due:
+            expected = alone[int(each.key)].read([each])[each.key]
+            assert found[each.key].mean() == pytest.approx(expected.mean(), rel=1e-5)
+            assert found[each.key].quantile(0.9) == pytest.approx(expected.quantile(0.9), rel=1e-5)
+    assert together.counts.readings == sum(each.counts.readings for each in alone)
+    assert together.counts.requests == sum(each.counts.requests for each in alone)
+
+
+def test_an_invalid_state_harms_no_other_request_of_the_step() -> None:
+    refiner, other = Refiner(made_probe()), Refiner(made_probe())
+    for generated, bad in ((0, state()), (16, state(np.nan)), (32, state())):
+        due = [Due("a", generated, state(1.0), PREDICTION, CAP), Due("b", generated, bad, PREDICTION, CAP)]
+        found = refiner.read([each for each in due if refiner.due(each.key, generated)])
+        assert found["a"].mean() == pytest.approx(other.read(due[:1])["a"].mean(), rel=1e-5)
+    assert not refiner.due("b", 48), "it is no longer read"
+    counts = refiner.counts
+    assert (counts.requests, counts.readings, counts.failed) == (2, 4, 1)
 
 
 def test_requests_are_tracked_separately_and_removed_when_they_finish() -> None:
     refiner = Refiner(made_probe())
-    refiner.read("a", 0, state(1.0), PREDICTION, CAP)
+    read(refiner, "a", 0, state(1.0), PREDICTION, CAP)
     assert refiner.due("b", 0)
-    other = refiner.read("b", 0, state(-1.0), None, 64)
+    other = read(refiner, "b", 0, state(-1.0), None, 64)
     assert other is not None
     assert other.cap == 64
     assert refiner.ended("a", None) == PREDICTION
@@ -78,11 +121,11 @@ def test_a_late_prediction_counts_from_the_next_reading_on() -> None:
     probe, late = made_probe(), LogT(3.0, 0.4, CAP)
     refiner, reading = Refiner(probe), probe.follow(PREDICTION, CAP)
     assert not refiner.update_prediction("a", late), "not read yet: the host uses the prediction itself"
-    first = refiner.read("a", 0, state(), PREDICTION, CAP)
+    first = read(refiner, "a", 0, state(), PREDICTION, CAP)
     assert refiner.update_prediction("a", late)
     assert first == After(reading.read(np.zeros(8), 0), 0)
     reading.set_prompt_prediction(late)
-    assert refiner.read("a", 16, state(), PREDICTION, CAP) == After(reading.read(np.zeros(8), 16), 16)
+    assert read(refiner, "a", 16, state(), PREDICTION, CAP) == After(reading.read(np.zeros(8), 16), 16)
     assert refiner.ended("a", None) == late
 
 
@@ -102,7 +145,7 @@ def test_a_probe_that_raises_is_counted_logged_once_and_not_called_again_for_the
     refiner = Refiner(broken())
     with caplog.at_level(logging.WARNING):
         for name in ("a", "b"):
-            assert refiner.read(name, 0, state(), PREDICTION, CAP) is None
+            assert read(refiner, name, 0, state(), PREDICTION, CAP) is None
             assert not refiner.due(name, 16)
     assert refiner.counts.failed == 2
     assert refiner.counts.requests == refiner.counts.readings == 0
@@ -115,14 +158,14 @@ def test_a_probe_that_raises_is_counted_logged_once_and_not_called_again_for_the
 @pytest.mark.parametrize("bad", [state(np.nan), State(0, {}, None), State(0, {3: np.zeros(5, np.float32)}, None)])
 def test_an_invalid_state_changes_nothing(bad: State) -> None:
     refiner = Refiner(made_probe())
-    assert refiner.read("a", 0, bad, PREDICTION, CAP) is None
+    assert read(refiner, "a", 0, bad, PREDICTION, CAP) is None
     assert refiner.counts.failed == 1
 
 
 def test_a_probe_with_entropy_inputs_fails_without_the_entropy() -> None:
     probe = made_probe(("prompt", "entropy"), features=6)
-    assert Refiner(probe).read("a", 0, state(), PREDICTION, CAP) is None
-    low, high = (Refiner(probe).read("a", 0, state(entropy=nats), PREDICTION, CAP) for nats in (0.1, 6.0))
+    assert read(Refiner(probe), "a", 0, state(), PREDICTION, CAP) is None
+    low, high = (read(Refiner(probe), "a", 0, state(entropy=nats), PREDICTION, CAP) for nats in (0.1, 6.0))
     assert low is not None
     assert high is not None
     assert low.mean() != high.mean()

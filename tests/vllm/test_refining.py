@@ -21,7 +21,7 @@ from vllm.v1.request import RequestStatus
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LogT, Point
-from lengthwise.vllm.refine import ATTRIBUTE, Refiner, State
+from lengthwise.vllm.refine import ATTRIBUTE, Due, Refiner, State
 from lengthwise.vllm.scheduler import LengthwiseScheduler, LengthwiseSyncScheduler
 from tests.vllm.probed import BINS, LAYER, ProbedHost, exact_probe, probed_host, states_of
 from tests.vllm.scheduling import make_request, make_scheduler, tiny_model
@@ -121,10 +121,11 @@ def _spy(engine: ProbedHost, read: dict[str, list[int]], requests: dict[str, Any
     """Record what is read, and check that it is the state of that request at that position."""
     reading = engine.scheduler.refiner.read
 
-    def noting(key: str, generated: int, state: State, *more: Any) -> Any:
-        read.setdefault(key, []).append(generated)
-        assert state.layers[LAYER].argmax() == BINS.of(requests[key].max_tokens - generated)
-        return reading(key, generated, state, *more)
+    def noting(due: list[Due]) -> Any:
+        for each in due:
+            read.setdefault(each.key, []).append(each.generated)
+            assert each.state.layers[LAYER].argmax() == BINS.of(requests[each.key].max_tokens - each.generated)
+        return reading(due)
 
     engine.scheduler.refiner.read = noting
 

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -338,12 +339,12 @@ class Histogram(BaseDistribution):
     cap: int
 
     def __init__(self, edges: Iterable[float], probabilities: Iterable[float], cap: int | None = None) -> None:
-        edges_ = np.fromiter(edges, np.float64)
+        edges_ = tuple(map(float, edges))
         mass = np.fromiter(probabilities, np.float64)
         _check_bins(edges_, mass)
         limit = math.ceil(edges_[-1]) if cap is None else cap
         check_cap(limit)
-        object.__setattr__(self, "edges", tuple(edges_.tolist()))
+        object.__setattr__(self, "edges", edges_)
         object.__setattr__(self, "probabilities", tuple(_normalised(mass).tolist()))
         object.__setattr__(self, "cap", int(limit))
 
@@ -396,12 +397,18 @@ def _normalised(mass: NDArray[np.float64]) -> NDArray[np.float64]:
     return mass if abs(total - 1.0) < 1e-12 else mass / total
 
 
-def _check_bins(edges: NDArray[np.float64], mass: NDArray[np.float64]) -> None:
+@lru_cache(maxsize=256)
+def _rise(edges: tuple[float, ...]) -> bool:
+    """Return whether edges are finite and increase from 0 or more; a probe makes many histograms of the same edges."""
+    return edges[0] >= 0 and all(map(math.isfinite, edges)) and all(a < b for a, b in pairwise(edges))
+
+
+def _check_bins(edges: tuple[float, ...], mass: NDArray[np.float64]) -> None:
     if len(mass) == 0 or len(edges) != len(mass) + 1:
         raise InputError(
             f"{len(edges)} edges for {len(mass)} probabilities", hint="give one edge more than probabilities"
         )
-    if not (edges[0] >= 0 and np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
+    if not _rise(edges):
         raise InputError("the edges do not rise", hint="give finite edges from 0 up, each above the one before")
     if not (np.isfinite(mass).all() and (mass >= 0).all()):
         raise InputError("a probability is negative or not a number", hint="give probabilities from 0 to 1")

@@ -115,15 +115,15 @@ class Smoothing:
     start: float = 0.0
 
     def first(self, prior: Floats, reading: Floats) -> Floats:
-        """Return the prediction after the first reading; `prior` is the prompt's prediction in bins."""
+        """Return the predictions after the first readings, a row each; `prior` is the prompt's prediction in bins."""
         mass = np.maximum(prior, _MIN_MASS) ** self.start * np.maximum(reading, _MIN_MASS) ** (1.0 - self.start)
-        return np.asarray(mass / mass.sum())
+        return np.asarray(mass / mass.sum(axis=-1, keepdims=True))
 
     def step(self, bins: Bins, before: Floats, tokens: int, reading: Floats) -> Floats:
-        """Return the prediction after a reading that is `tokens` after the previous one."""
+        """Return the predictions after readings that are `tokens` after the previous ones, a row each."""
         prior = np.maximum(before @ bins.after(tokens), _MIN_MASS)
         mass = prior**self.carry * np.maximum(reading, _MIN_MASS) ** self.trust
-        return np.asarray(mass / mass.sum())
+        return np.asarray(mass / mass.sum(axis=-1, keepdims=True))
 
     def rows(
         self, bins: Bins, readings: Floats, prior: Floats, answer: NDArray[np.int64], generated: NDArray[np.int64]
@@ -169,7 +169,7 @@ def features(
     return np.stack(columns, axis=1).astype(np.float32)
 
 
-def left_by_age(generated: ArrayLike, mu: Floats, sigma: Floats, nu: float, cap: int, q: float = 0.5) -> Floats:
+def left_by_age(generated: ArrayLike, mu: Floats, sigma: Floats, nu: float, cap: ArrayLike, q: float = 0.5) -> Floats:
     """Return quantiles of LogT(mu, sigma, cap, nu).remaining(generated), for many at once."""
     age = np.asarray(generated, np.float64)
     reached = LogTColumns(mu, sigma, np.full(len(mu), np.inf), nu).survival(age[:, None])[:, 0]
@@ -286,52 +286,96 @@ class Probe:
         """Return one row as a prediction of the remaining length, at most `cap` tokens; mass beyond is at the cap."""
         return Point(0) if cap < 1 else Histogram(self.bins.edges, probabilities, cap)
 
+    def read(
+        self,
+        readings: Sequence[Reading],
+        states: NDArray[Any],
+        generated: Sequence[int],
+        entropy: ArrayLike = 0.0,
+    ) -> list[BaseDistribution]:
+        """Read a state of each of these requests, all at once; return the remaining lengths after `generated`.
+
+        The state after `generated` tokens is the one that the next token is sampled from. If it raises, no reading
+        has changed.
+        """
+        inputs: dict[str, ArrayLike] = {"entropy": entropy}
+        if PROMPT in self.inputs:
+            left = _left([each.prompt for each in readings], generated)
+            inputs |= {"mu": [each.mu for each in readings], "sigma": [each.sigma for each in readings], "left": left}
+        masses = self.probabilities(states, generated, **inputs)
+        gaps = np.array([each.gap(tokens) for each, tokens in zip(readings, generated, strict=True)])
+        for gap in np.unique(gaps).tolist():
+            rows = np.flatnonzero(gaps == gap)
+            if gap == _NOT_READ:
+                prior = [mass_of(self.bins, readings[row].prompt.remaining(generated[row])) for row in rows]
+                masses[rows] = self.smoothing.first(np.array(prior), masses[rows])
+            elif gap > 0:
+                before = np.array([readings[row].mass for row in rows])
+                masses[rows] = self.smoothing.step(self.bins, before, gap, masses[rows])
+        found = [
+            self.prediction(mass, each.cap - tokens)
+            for each, tokens, mass in zip(readings, generated, masses, strict=True)
+        ]
+        for each, tokens, mass, remaining in zip(readings, generated, masses, found, strict=True):
+            each.update(tokens, mass, remaining)
+        return found
+
     def follow(self, prediction: LengthDistribution | None = None, cap: int | None = None) -> Reading:
         """Start to follow a request with this prediction from its prompt; None means the wide prior."""
         known = wide_prior() if prediction is None else prediction
         return Reading(self, known, known.cap if cap is None else cap)
 
 
+_NOT_READ: Final = -1
+
+
 class Reading:
     """One running request: read every `probe.every` tokens, counted down in between."""
 
     def __init__(self, probe: Probe, prediction: LengthDistribution, cap: int) -> None:
-        self._probe, self._prompt, self._cap = probe, prediction, cap
-        self._mu, self._sigma = of_prediction(prediction)
-        self._mass: Floats | None = None
+        self._probe, self.cap = probe, cap
+        self.set_prompt_prediction(prediction)
+        self.mass: Floats | None = None
         self._at = 0
         self._remaining: BaseDistribution | None = None
 
     def set_prompt_prediction(self, prediction: LengthDistribution) -> None:
         """Replace the prediction from the prompt, if it arrives late; used from the next reading on."""
-        self._prompt = prediction
-        self._mu, self._sigma = of_prediction(prediction)
+        self.prompt = prediction
+        self.mu, self.sigma = of_prediction(prediction)
 
     def due(self, generated: int) -> bool:
         """Return whether the next reading is due; the first state, before any token, is always read."""
-        return self._mass is None or generated - self._at >= self._probe.every
+        return self.mass is None or generated - self._at >= self._probe.every
+
+    def gap(self, generated: int) -> int:
+        """Return the tokens since the last reading, _NOT_READ before the first."""
+        return _NOT_READ if self.mass is None else max(0, generated - self._at)
 
     def read(self, state: NDArray[Any], generated: int, entropy: float = 0.0) -> BaseDistribution:
-        """Read the state that token `generated` + 1 is sampled from; return the remaining length after `generated`."""
-        inputs: dict[str, float] = {"entropy": entropy}
-        if PROMPT in self._probe.inputs:
-            left = self._prompt.remaining(generated).quantile(0.5)
-            inputs |= {"mu": self._mu, "sigma": self._sigma, "left": left}
-        mass = self._probe.probabilities(state, generated, **inputs)[0]
-        if self._mass is None:
-            prior = mass_of(self._probe.bins, self._prompt.remaining(generated))
-            mass = self._probe.smoothing.first(prior, mass)
-        elif generated > self._at:
-            mass = self._probe.smoothing.step(self._probe.bins, self._mass, generated - self._at, mass)
-        self._mass, self._at = mass, generated
-        self._remaining = self._probe.prediction(mass, self._cap - generated)
-        return self._remaining
+        """Read one state: `Probe.read`."""
+        return self._probe.read([self], np.asarray(state)[None], [generated], entropy)[0]
+
+    def update(self, generated: int, mass: Floats, remaining: BaseDistribution) -> None:
+        """Take over what the probe read after `generated` tokens."""
+        self.mass, self._at, self._remaining = mass, generated, remaining
 
     def remaining(self, generated: int) -> LengthDistribution:
         """Return the remaining length by the last reading; before the first, by the prompt."""
         if self._remaining is None:
-            return self._prompt.remaining(generated)
+            return self.prompt.remaining(generated)
         return self._remaining.remaining(max(0, generated - self._at))
+
+
+def _left(predictions: Sequence[LengthDistribution], generated: Sequence[int]) -> Floats:
+    """Return the median remaining length by each prediction; at once for log-t predictions of one nu."""
+    log_t = [each for each in predictions if isinstance(each, LogT)]
+    if len(log_t) < len(predictions) or len({each.nu for each in log_t}) > 1:
+        return np.array(
+            [each.remaining(age).quantile(0.5) for each, age in zip(predictions, generated, strict=True)], np.float64
+        )
+    mu, sigma, cap = np.array([(each.mu, each.sigma, each.cap) for each in log_t], np.float64).T
+    return left_by_age(generated, mu, sigma, log_t[0].nu, cap)
 
 
 def first_error(probe: Probe) -> float:

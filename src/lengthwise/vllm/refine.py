@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -110,6 +110,21 @@ class Refinements:
     """CPU time of reading."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Due:
+    """A state to read."""
+
+    key: str
+    """The request; once in a step."""
+    generated: int
+    """Tokens of the answer that the state covers."""
+    state: State
+    prediction: LengthDistribution | None
+    """From the prompt; used at the request's first state only."""
+    cap: int
+    """The most tokens the answer may have; likewise."""
+
+
 @dataclass(slots=True)
 class _Followed:
     prediction: LengthDistribution | None
@@ -137,33 +152,44 @@ class Refiner:
             return True
         return followed.reading is not None and followed.reading.due(generated)
 
-    def read(
-        self, key: str, generated: int, state: State, prediction: LengthDistribution | None, cap: int
-    ) -> LengthDistribution | None:
-        """Read a state; return the new prediction of the whole answer, or None if the probe fails.
-
-        `prediction` is from the prompt, `cap` the most tokens the answer may have; both are used at the first state
-        only.
-        """
+    def read(self, due: Sequence[Due]) -> dict[str, LengthDistribution]:
+        """Read the states of a step; return the new predictions of the whole answers, none where the probe fails."""
         began = time.thread_time()
-        followed = self._open.get(key) or self._open.setdefault(key, _Followed(prediction))
         try:
-            reading = followed.reading or self._probe.follow(probe_prior(followed.prediction, cap), cap)
-            first, followed.reading = followed.reading is None, reading
-            if state.entropy is None and ENTROPY in self._probe.inputs:
-                raise InputError("the engine does not report the entropy of the next token")
-            rest = reading.read(state.layers[self._probe.layer], generated, state.entropy or 0.0)
-        except Exception as error:  # no error may stop a step
-            followed.reading = None
-            self._failed += 1
-            if self._failed == 1:
-                _log.warning("the probe cannot read request %s, which keeps its prediction: %r", key, error)
-            return None
+            return self._read(due)
+        except Exception:  # no error may stop a step
+            return {name: found for each in due for name, found in self._read_alone(each).items()}
         finally:
             self._cpu_s += time.thread_time() - began
-        self._requests += first
-        self._readings += 1
-        return After(rest, generated)
+
+    def _read_alone(self, due: Due) -> dict[str, LengthDistribution]:
+        try:
+            return self._read([due])
+        except Exception as error:
+            self._open.setdefault(due.key, _Followed(due.prediction)).reading = None
+            self._failed += 1
+            if self._failed == 1:
+                _log.warning("the probe cannot read request %s, which keeps its prediction: %r", due.key, error)
+            return {}
+
+    def _read(self, due: Sequence[Due]) -> dict[str, LengthDistribution]:
+        """Read states at once; if it raises, nothing has changed."""
+        readings, entropy = [], []
+        for each in due:
+            followed = self._open.get(each.key)
+            known = None if followed is None else followed.reading
+            readings.append(known or self._probe.follow(probe_prior(each.prediction, each.cap), each.cap))
+            if each.state.entropy is None and ENTROPY in self._probe.inputs:
+                raise InputError("the engine does not report the entropy of the next token")
+            entropy.append(each.state.entropy or 0.0)
+        states = np.array([each.state.layers[self._probe.layer] for each in due])
+        rest = self._probe.read(readings, states, [each.generated for each in due], entropy)
+        for each, reading in zip(due, readings, strict=True):
+            followed = self._open.setdefault(each.key, _Followed(each.prediction))
+            self._requests += followed.reading is None
+            followed.reading = reading
+        self._readings += len(due)
+        return {each.key: After(left, each.generated) for each, left in zip(due, rest, strict=True)}
 
     def update_prediction(self, key: str, prediction: LengthDistribution) -> bool:
         """Update the prediction from the prompt; False for a request without readings."""

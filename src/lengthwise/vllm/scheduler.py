@@ -63,6 +63,7 @@ from lengthwise.vllm.queue import (
     may_be_preempted,
 )
 from lengthwise.vllm.refine import (
+    Due,
     Refiner,
     Wanted,
     attached,
@@ -221,6 +222,7 @@ class LengthwiseSyncScheduler(AdaptedScheduler):
         may be a step ahead, and after a preemption it is behind. A state that covers more tokens than the request has
         is from a step whose output was dropped.
         """
+        due: list[Due] = []
         for name, state in attached(output) or ():
             request = self.requests.get(name)
             generated = None if request is None else generated_by(state.tokens, request.num_prompt_tokens)
@@ -228,10 +230,11 @@ class LengthwiseSyncScheduler(AdaptedScheduler):
                 continue
             if generated > request.num_output_tokens or not generates(request):
                 continue
-            job = self.jobs.of(request)
-            prediction = refiner.read(name, generated, state, job.prediction, self.jobs.cap(request))
-            if prediction is not None:
-                self._apply(job, prediction)
+            prediction = self.jobs.of(request).prediction
+            due.append(Due(name, generated, state, prediction, self.jobs.cap(request)))
+        if due:
+            for name, refined in refiner.read(due).items():
+                self._apply(self.jobs.of(self.requests[name]), refined)
 
     def _schedule(self, throttle_prefills: bool, **more: Any) -> SchedulerOutput:
         """Schedule one step as vLLM does, with the policy's victims at the end of `running`."""
