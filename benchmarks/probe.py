@@ -6,7 +6,8 @@ tokens (`ignore_eos`), a batch at once, in short blocks; the order of the three 
 is the CPU time of the whole process, all threads, per generated token. Ratios are of the means of the fastest half of
 the blocks, because other processes on the machine only make blocks slower, with 95 % intervals (paired bootstrap over
 blocks). In addition, inside the engine with the probe: the CPU time of transfer and reading over all other CPU
-time, which a busy machine disturbs less. vLLM's CPU build has no async scheduling.
+time, which a busy machine disturbs less; and that of reading 1 to 64 states in one step. vLLM's CPU build has no async
+scheduling.
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from benchmarks import options
 from lengthwise.intervals import Ratio, draw_rows, interval
+from lengthwise.lengths import LogT
+from lengthwise.predictors.probe import load_probe
+from lengthwise.vllm.refine import Due, Refiner, State
+from tests.vllm.host import ENVIRONMENT
 
 TARGET: Final = 1.03
 STOCK, PLUGIN, PROBE = "stock", "plug-in", "probe"
 KINDS: Final = (STOCK, PLUGIN, PROBE)
 PROMPT_TOKENS: Final = 64
+READ_TOGETHER: Final = (1, 8, 64)
+CAP: Final = 1024
 
 
 @dataclass
@@ -72,9 +80,9 @@ def host(kind: str, probe: str, pipe: Connection) -> None:
 def start(kind: str, probe: str, probe_clock: Clock) -> Any:
     """Start the engine in this process, with the options of `lengthwise engine`."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.update(ENVIRONMENT, LENGTHWISE_STATE="off")
     from vllm import LLM
 
-    import tests.vllm.host  # noqa: F401  (sets the environment that an engine on a CPU needs)
     from lengthwise.vllm.embedded import SCHEDULER, _has_bfloat16
     from lengthwise.vllm.refine import WORKER
     from lengthwise.vllm.smollm2 import MODEL_NAME, model_folder
@@ -143,6 +151,7 @@ def engines(probe: str) -> dict[str, Engine]:
         here, there = context.Pipe()
         process = context.Process(target=host, args=(kind, probe, there), daemon=True)
         process.start()
+        there.close()  # so that an engine that dies ends this process too
         assert here.recv() == "ready"
         found[kind] = Engine(here, process)
     return found
@@ -189,8 +198,29 @@ def change(ratio: Ratio) -> str:
     return f"{100 * (ratio.ratio - 1):+.1f} % [{100 * (ratio.low - 1):+.1f}, {100 * (ratio.high - 1):+.1f}]"
 
 
+def reading_ms(probe: str, requests: int) -> float:
+    """Return the CPU time of reading this many states in a step, in ms: the fastest of twelve times twenty steps."""
+    loaded = load_probe(probe)
+    states = np.random.default_rng(0).normal(size=(requests, loaded.network.width)).astype(np.float32)
+    took = []
+    for _ in range(12):
+        refiner, began = Refiner(loaded), time.thread_time()
+        for generated in range(0, 20 * loaded.every, loaded.every):
+            refiner.read(
+                [
+                    Due(str(row), generated, State(0, {loaded.layer: state}, 1.0), LogT(5.0, 0.8, CAP), CAP)
+                    for row, state in enumerate(states)
+                ]
+            )
+        took.append((time.thread_time() - began) / 20)
+    return 1e3 * min(took)
+
+
 def main() -> None:
     asked = options(__doc__, batch=(1, 8, 16), tokens=32, blocks=40, probe="default")
+    with threadpool_limits(1):
+        for requests in READ_TOGETHER:
+            print(f"{requests} states read in one step: {reading_ms(asked.probe, requests):.2f} ms", flush=True)
     all_three = engines(asked.probe)
     for batch in asked.batch:
         found = measure(all_three, batch, asked.tokens, asked.blocks)

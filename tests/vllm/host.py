@@ -25,7 +25,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -296,15 +296,19 @@ def _distance(state: Any, true: Any) -> float:
     return float(np.linalg.norm(state - true) / np.linalg.norm(true))
 
 
+ENVIRONMENT: Final = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler in this process, where it can be read
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Of an engine in this process."""
+
+
 def main() -> None:
-    os.environ.update(
-        VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        OMP_NUM_THREADS="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the scheduler in this process, where it can be read
-        VLLM_NO_USAGE_STATS="1",
-        HF_HUB_OFFLINE="1",
-    )
+    os.environ.update(ENVIRONMENT)
     if "second" in sys.argv:
         use_second_runner()
         Path(sys.argv[1]).write_text(json.dumps({"states": serve_states(start())}))
