@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import Final
 
 _STOPS_IN_S: Final = 10.0
@@ -30,3 +32,15 @@ def die_with_parent() -> None:
     """Have the kernel stop the child when this process is killed (Linux only)."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def end_with_parent() -> None:
+    """End this process, a worker of multiprocessing, at Ctrl-C or once its parent has ended, however long its task."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
-import signal
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from lengthwise.errors import InputError
 from lengthwise.files import atomic_path
 from lengthwise.intervals import Ratio, over_seeds
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
+from lengthwise.processes import end_with_parent
 from lengthwise.simulator.cluster import Capacity, as_predictions, at_rate, measure_capacity, simulate
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent
@@ -319,12 +319,8 @@ def in_processes(jobs: int) -> Workers:
         if pool is None:
             # Spawned, not forked: a fork of a process with threads (Arrow's, Numba's) may hang.
             # Ctrl-C ends a worker at once, without a traceback of its own: this process has the results.
-            pool = ProcessPoolExecutor(
-                jobs,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=signal.signal,
-                initargs=(signal.SIGINT, signal.SIG_DFL),
-            )
+            spawn = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=end_with_parent)
         complete = False
         try:
             pending = {pool.submit(run_task, task): number for number, task in enumerate(tasks)}
