@@ -52,16 +52,19 @@ def test_a_probe_is_trained_on_a_folder_of_states(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "nowhere", "-o", "probe.lw"], "holds no .npz"),
+        (["train", "nowhere", "-o", "probe.lw"], "holds no whole collection"),
         (["train", "nowhere", "-o", "no/such/probe.lw"], "no such folder"),
         (["collect", "-o", "no/such/states"], "no such folder"),
         (["collect", "-o", "states", "--layers", "ten"], "names no layers"),
+        (["collect", "-o", "."], "exists already; name another folder"),
+        (["collect", "-o", "stopped", "--layers", "ten"], "names no layers"),
     ],
 )
 def test_bad_options_are_named(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "stopped" / "parts").mkdir(parents=True)
     done = CliRunner().invoke(app, ["probe", *arguments])
     assert done.exit_code == 2
     assert message in done.stderr

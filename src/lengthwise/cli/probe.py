@@ -75,7 +75,9 @@ def card(
 
 @app.command()
 def collect(
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write; it must not exist.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Folder to write; it is new, or its collection was stopped.")
+    ],
     model: Annotated[
         str, typer.Option(help="`embedded`, or a folder or hub name that transformers loads.")
     ] = "embedded",
@@ -95,11 +97,16 @@ def collect(
 ) -> None:
     """Let an LLM answer prompts on the CPU or a GPU, and store its hidden states with the remaining tokens.
 
+    States are stored after every batch; stopped and called again, it resumes.
+
     Example: `lengthwise probe collect --model embedded --prompts castillo --limit 20 -o states/`
     """
-    if out.exists():
+    from lengthwise.training.probe.states import unfinished
+
+    if not out.exists():
+        need_folder(out, "--out")
+    elif not unfinished(out):
         raise InputError("exists already", source=out, field="--out", hint="name another folder, or remove it")
-    need_folder(out, "--out")
     try:
         depth = tuple(sorted({int(layer) for layer in layers.split(",")}))
     except ValueError as error:

@@ -1,14 +1,17 @@
 """Collects hidden states: lets an LLM of transformers answer prompts and writes a folder of states.
 
-Prompts of similar length are answered in one batch; a finished answer leaves the batch. Penalties are those of vLLM,
-because a small LLM repeats itself without them: repetition (over prompt and answer, a factor) and frequency (over the
-answer, by count).
+Prompts of similar length are answered in one batch; a finished answer leaves the batch. The states of each batch are
+stored when it ends, and its random choices are its own, so that a collection that was stopped resumes and ends as if it
+had not been. Penalties are those of vLLM, because a small LLM repeats itself without them: repetition (over prompt and
+answer, a factor) and frequency (over the answer, by count).
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +23,8 @@ import transformers
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.files import atomic_path
+from lengthwise.training.probe.states import PARTS, read_arrays
 
 if TYPE_CHECKING:
     from lengthwise.client.collect import Prompt
@@ -82,24 +87,22 @@ class Collected:
         }
 
 
-def answer_all(
+def answer(
     model: Any,  # a causal LLM of transformers
     prompts: Sequence[Sequence[int]],
+    numbers: Sequence[int],
     ends: Sequence[int],
     settings: AnswerSettings,
-    on_progress: Callable[[int], None] = lambda _: None,
+    seed: int = 0,
 ) -> Collected:
-    """Answer every prompt (token ids) once; `ends` are the ids that end an answer and count as its tokens."""
+    """Answer the numbered prompts (token ids) once, in one batch; `ends` are the ids that end an answer."""
     collected = Collected(states={layer: [] for layer in settings.layers})
     seen: dict[int, Any] = {}
     hooks = [model.model.layers[layer - 1].register_forward_hook(_catch(seen, layer)) for layer in settings.layers]
-    torch.manual_seed(settings.seed)
-    by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    torch.manual_seed(seed)
     try:
         with torch.inference_mode():
-            for start in range(0, len(by_length), settings.batch):
-                _answer(model, prompts, by_length[start : start + settings.batch], ends, settings, seen, collected)
-                on_progress(min(start + settings.batch, len(by_length)))
+            _answer(model, prompts, numbers, ends, settings, seen, collected)
     finally:
         for hook in hooks:
             hook.remove()
@@ -209,33 +212,75 @@ def collect_states(
     held_out: float,
     report: Callable[[str, float], None],
 ) -> CollectionSummary:
-    """Answer every prompt once, and write states.npz and prompts.parquet into a new folder."""
+    """Answer every prompt once, and write states.npz and prompts.parquet into a folder; resume what was stopped."""
     if not prompts:
         raise InputError("there are no prompts", source="--prompts")
     llm, tokenizer = load_llm(model)
     depth = len(llm.model.layers)
     if not all(1 <= layer <= depth for layer in settings.layers):
         raise InputError(f"the LLM has {depth} layers", field="--layers", hint=f"give numbers from 1 to {depth}")
-    ids = [prompt_ids(tokenizer, prompt.text) for prompt in prompts]
-    collected = answer_all(
-        llm, ids, _ends(llm, tokenizer), settings, lambda done: report(f"{done:,} answers", done / len(prompts))
-    )
-    columns = collected.columns(
-        [hash_fraction(prompt.key) < held_out for prompt in prompts], settings.positions, settings.seed
-    )
-    out.mkdir()
+    keys = [prompt.key for prompt in prompts]
+    parts = _begin(out, {**asdict(settings), "model": model, "held_out": held_out, "prompts": _digest(keys)})
+    ids, ends = [prompt_ids(tokenizer, prompt.text) for prompt in prompts], _ends(llm, tokenizer)
+    kept_apart = [hash_fraction(key) < held_out for key in keys]
+    by_length = sorted(range(len(ids)), key=lambda number: len(ids[number]))
+    for batch, start in enumerate(range(0, len(by_length), settings.batch)):
+        part = parts / f"{batch:06}.npz"
+        if not part.is_file():
+            seed = int(np.random.SeedSequence((settings.seed, batch)).generate_state(1)[0])
+            collected = answer(llm, ids, by_length[start : start + settings.batch], ends, settings, seed)
+            _save(part, collected.columns(kept_apart, settings.positions, seed))
+        done = min(start + settings.batch, len(by_length))
+        report(f"{done:,} answers", done / len(by_length))
+    return _finish(out, parts, prompts)
+
+
+def _begin(out: Path, settings: dict[str, Any]) -> Path:
+    """Return the folder of the batches; one that is there already has been begun with the same settings."""
+    parts, settings = out / PARTS, json.loads(json.dumps(settings))
+    kept = parts / "settings.json"
+    parts.mkdir(parents=True, exist_ok=True)
+    if kept.is_file():
+        begun = json.loads(kept.read_text(encoding="utf-8"))
+        other = [name for name, value in settings.items() if begun.get(name) != value]
+        if other:
+            hint = "give those of the first call, or another folder"
+            raise InputError(f"was begun with other settings ({', '.join(other)})", source=out, hint=hint)
+    else:
+        with atomic_path(kept) as temporary:
+            temporary.write_text(json.dumps(settings), encoding="utf-8")
+    return parts
+
+
+def _finish(out: Path, parts: Path, prompts: Sequence[Prompt]) -> CollectionSummary:
+    """Write the states of all batches into one file, and the table of the prompts, which says that all is there."""
+    columns = read_arrays(parts)
+    first = np.unique(columns["pid"], return_index=True)[1]  # of every answer at least one state is kept
+    length, capped = (columns["pos"] + columns["rem"])[first], columns["capped"][first]
+    _save(out / "states.npz", columns)
     table = {
         "corpus": [prompt.corpus for prompt in prompts],
         "prompt_id": [prompt.prompt_id for prompt in prompts],
         "split": [prompt.split for prompt in prompts],
         "prompt": [prompt.text for prompt in prompts],
-        "length": [collected.length[number] for number in range(len(prompts))],
-        "capped": [collected.capped[number] for number in range(len(prompts))],
+        "length": length.tolist(),
+        "capped": capped.tolist(),
     }
-    pq.write_table(pa.table(table), out / "prompts.parquet", compression="zstd")
-    np.savez_compressed(out / "states.npz", allow_pickle=False, **columns)
-    lengths, capped = list(collected.length.values()), list(collected.capped.values())
-    return CollectionSummary(len(prompts), len(columns["pid"]), float(np.mean(capped)), float(np.mean(lengths)))
+    with atomic_path(out / "prompts.parquet") as temporary:
+        pq.write_table(pa.table(table), temporary, compression="zstd")
+    shutil.rmtree(parts)
+    return CollectionSummary(len(prompts), len(columns["pid"]), float(capped.mean()), float(length.mean()))
+
+
+def _save(path: Path, columns: dict[str, NDArray[Any]]) -> None:
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **columns)
+
+
+def _digest(keys: Sequence[str]) -> str:
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest("\n".join(keys).encode())
 
 
 def hash_fraction(key: str) -> float:

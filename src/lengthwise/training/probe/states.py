@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 
 TABLES: Final = ("prompts.parquet", "lengths.parquet")
+PARTS: Final = "parts"
+"""Folder of the batches of a collection that has not ended."""
 NOT_TRAINED: Final = ("Alpaca",)
 """Corpora under non-commercial licences: no shipped model is trained on them."""
 _COLUMNS: Final = ("pid", "pos", "rem", "capped", "test")
@@ -148,9 +150,14 @@ def learn_correction(states: States) -> Correction:
     return Correction(shift, slope, float(np.exp(spread)))
 
 
+def unfinished(folder: Path) -> bool:
+    """Whether a collection of states in this folder was begun and has not ended."""
+    return (folder / PARTS).is_dir() and not (folder / TABLES[0]).exists()
+
+
 def read_states(folder: Path, predictor: str, llm: str) -> States:
     """Read a folder, and predict the length of the LLM's answer from each prompt."""
-    columns = _read_arrays(folder)
+    columns = read_arrays(folder)
     table = _read_table(folder)
     if columns["pid"].max() >= len(table) or columns["pid"].min() < 0:
         raise InputError("a row names a prompt that the table does not have", source=folder, field="pid")
@@ -178,11 +185,14 @@ def read_states(folder: Path, predictor: str, llm: str) -> States:
     )
 
 
-def _read_arrays(folder: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(folder: Path) -> dict[str, NDArray[Any]]:
+    """Return the columns of all .npz files of a folder, in order of answer and tokens generated."""
     paths = sorted(folder.glob("*.npz"))
     if not paths:
         raise InputError(
-            "holds no .npz of hidden states", source=folder, hint="make some with `lengthwise probe collect`"
+            "holds no whole collection of hidden states",
+            source=folder,
+            hint="make one with `lengthwise probe collect`, which resumes one that was stopped",
         )
     parts = []
     for path in paths:
