@@ -1,4 +1,4 @@
-"""`python -m experiments list | run NAME... | run all`."""
+"""`python -m experiments list | run NAME... | run all | log COMMAND`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import NAMES
-from experiments.log import KEPT, Entry, append, last_measured, read
+from experiments.log import KEPT, Entry, append, last_measured, read, run_command
 from experiments.study import Call, Finished, Run, Study, Took, run_study
 from lengthwise.cache import cache_home
 from lengthwise.errors import InputError, missing_extra
@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "list":
             _list()
+        elif options.command == "log":
+            append(options.log, run_command(options.text))
         else:
             _run(options)
     except InputError as error:
@@ -61,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Run the studies of this repository.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="Print every study, its source and how long it takes.")
+    logged = commands.add_parser("log", help="Run a command that is no study, and log it as a study is logged.")
+    logged.add_argument("text", metavar="COMMAND", help="As docs/studies/papers.md names it, in quotes.")
+    logged.add_argument("--log", type=Path, default=KEPT, help="Log of runs to append to (%(default)s).")
     run = commands.add_parser("run", help="Run studies; finished ones and finished simulations come from the cache.")
     run.add_argument("names", nargs="+", metavar="NAME", help="Names of studies, or `all`.")
     run.add_argument("--quick", action="store_true", help="The small grid: the shape of the result only.")

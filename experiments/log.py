@@ -1,7 +1,8 @@
 """The log of runs: a JSON line for each study that was run, with its CPU time, date and machine.
 
-`python -m experiments run` appends to `--log`. `results/log.jsonl` is kept with the code: estimates of how long a study
-takes and the dates of docs/studies/papers.md come from it.
+`python -m experiments run` appends to `--log`, and `python -m experiments log COMMAND` logs what is no study.
+`results/log.jsonl` is kept with the code: estimates of how long a study takes and the dates of docs/studies/papers.md
+come from it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,6 +37,7 @@ class Entry:
     """One run of a study."""
 
     study: str
+    """Its name; of what is no study the command."""
     quick: bool = False
     settings: Sequence[str] = ()
     """What `--set` and `--measure` replace in the grid."""
@@ -88,6 +93,32 @@ def last(entries: Iterable[Entry], study: str, *, quick: bool = False) -> Entry 
 def last_measured(entries: Iterable[Entry], study: str, *, quick: bool = False) -> Entry | None:
     """Return the last complete run of a study without cached simulations."""
     return last([each for each in entries if each.measured], study, quick=quick)
+
+
+def run_command(command: str) -> Entry:
+    """Run a command that is no study and return its entry, whose answer is what it printed last.
+
+    `lengthwise` and `python` are those of this environment; variables such as $LENGTHWISE_DATA are filled in.
+    """
+    try:
+        words = [os.path.expandvars(word) for word in shlex.split(command)]
+    except ValueError as error:
+        raise InputError(f"'{command}': {error}", hint="give a command as it is typed in a shell") from None
+    if words[:1] == ["python"]:
+        words[0] = sys.executable
+    elif words[:1] == ["lengthwise"]:
+        words[:1] = [sys.executable, "-m", "lengthwise"]
+    else:
+        raise InputError(f"'{command}'", hint="give a command that begins with 'lengthwise' or 'python'")
+    began, cpu_began, printed = time.monotonic(), cpu_seconds(), ""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  (the caller's command)
+        for line in process.stdout or ():
+            print(line, end="", flush=True)  # noqa: T201
+            printed = line.strip() or printed
+    if process.returncode:
+        raise InputError(f"'{command}' ended with exit code {process.returncode}", hint="it is not logged")
+    seconds, cpu_s = round(time.monotonic() - began, 1), round(cpu_seconds() - cpu_began, 1)
+    return Entry(study=command, cpu_s=cpu_s, seconds=seconds, cached=0, computed=0, answer=printed)
 
 
 def cpu_seconds() -> float:

@@ -1,7 +1,8 @@
 """docs/studies/papers.md: the papers' claims beside ours, from `papers.toml` and the kept log of runs.
 
-`python -m scripts.docs_pages` writes the page. A row names the studies that rerun it; its last run is theirs. Where the
-log has none, `since` is the day from which on the page has the row's figures (from the history of the page).
+`python -m scripts.docs_pages` writes the page. A row names the studies and commands that rerun it; its last run is
+theirs. Where the log has none, `since` is the day from which on the page has the row's figures (from the history of the
+page).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Final
 
-from experiments import NAMES
 from experiments.log import KEPT, Entry, last, read
 
 CLAIMS: Final = Path(__file__).with_suffix(".toml")
@@ -25,7 +25,8 @@ not recorded. A study of kept rows (`alpaca20`, `one_prompt`, `trail_engine`) ev
 def page(log: Path = KEPT) -> str:
     """Return the page in Markdown."""
     content, entries = tomllib.loads(CLAIMS.read_text(encoding="utf-8")), read(log)
-    runs = {name: entry for name in NAMES if (entry := last(entries, name))}
+    commands = dict.fromkeys(each for paper in content["paper"] for row in paper["row"] for each in row["command"])
+    runs = {name: entry for name in commands if (entry := last(entries, name))}
     machines = list(dict.fromkeys(entry.machine for entry in runs.values()))
     where = [f"Machine {letter}: {name}." for letter, name in zip(ascii_uppercase, machines, strict=False)]
     lines = ["# The papers, claim by claim", "", *content["intro"].strip().splitlines(), ""]
@@ -43,7 +44,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _last_run(row: dict[str, Any], runs: dict[str, Entry], machines: Sequence[str]) -> str:
-    """The oldest of the last runs of its studies."""
+    """The oldest of the last runs of its commands."""
     known = [runs.get(name) for name in row["command"]]
     if any(entry is None or entry.date < f"{row['since']}" for entry in known):
         return f"by {row['since']}"

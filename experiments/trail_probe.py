@@ -1,17 +1,16 @@
 """TRAIL's probe against the prompt: the error of the remaining length, prompt over probe (the paper: 2.66, BERT).
 
 A probe is trained and tested on LENGTHWISE_DATA/smollm2: states of SmolLM2-135M's answers without a frequency penalty,
-a quarter of which repeat themselves up to the cap. The packaged probe, whose answers have a penalty, is scored too
-where `--set states=DIR` gives it states of prompts that no packaged model was trained on:
+a quarter of which repeat themselves up to the cap. The packaged probe, whose answers have a penalty, is scored on kept
+states of 160 prompts that no packaged model was trained on (experiments/results/trail-probe, without their texts, which
+are CASTILLO's), or on others:
 
     python -m experiments.trail_probe prompts.jsonl
     lengthwise probe collect --prompts prompts.jsonl --layers 20 --positions 6 --held-out 1 -o states/
     python -m experiments run trail_probe --set states=states/
 
-experiments/results/trail-probe has those of the first 160 prompts, without their texts, which are CASTILLO's.
-
-The prompt's predictions are recalibrated to the sampling settings: on training answers, or, of given states, on the
-answers to the other half of the prompts.
+The prompt's predictions are recalibrated to the sampling settings: on training answers, or, for the packaged probe, on
+the answers to the other half of the prompts.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ from lengthwise.version import install_line
 
 PAPER_ERROR_RATIO: Final = 2.66
 PROMPTS: Final = 400
+KEPT: Final = Path(__file__).parent / "results" / "trail-probe"
 SHIPPED, ANEW = "packaged probe", "trained anew, no penalty"
 _SHOWN: Final = (PROMPT_ONLY, PROMPT_BY_AGE, JOINT_SMOOTH)
 
@@ -54,7 +54,7 @@ _SHOWN: Final = (PROMPT_ONLY, PROMPT_BY_AGE, JOINT_SMOOTH)
 class Grid:
     """States for the packaged probe, the predictor of the prompts, and the epochs of the training."""
 
-    states: Path | None = None
+    states: Path = KEPT
     predictor: str = "default"
     epochs: int = 12
 
@@ -86,7 +86,7 @@ def cross_fitted(states: States) -> States:
 
 
 def measure(run: Run, grid: Grid) -> list[Measured]:
-    """Train and score a probe on states of the data folder, and score the packaged one on given states."""
+    """Train and score a probe on states of the data folder, and score the packaged one on its own."""
     from lengthwise.training.probe.learn import ProbeRecipe, train_probe  # torch
 
     probe, found = load_probe(DEFAULT), []
@@ -94,9 +94,8 @@ def measure(run: Run, grid: Grid) -> list[Measured]:
     recipe = ProbeRecipe(epochs=grid.epochs)
     trained = train_probe(every, log_bins(every.cap), probe.llm, recipe=recipe, name=ANEW, report=run.report)
     found.append(_measured(ANEW, every.where(every.tested), trained.scores, trained.heat))
-    if grid.states is not None:
-        states = cross_fitted(read_states(grid.states, grid.predictor, probe.llm))
-        found.append(_measured(SHIPPED, states, *compare_with_prompt(states, probe)))
+    states = cross_fitted(read_states(grid.states, grid.predictor, probe.llm))
+    found.append(_measured(SHIPPED, states, *compare_with_prompt(states, probe)))
     return found
 
 
@@ -107,9 +106,10 @@ def _folder() -> Path:
 def _needs(grid: Grid) -> str | None:
     if find_spec("torch") is None:
         return f"needs torch; run: {install_line('train')}"
-    if data_home() is None or not _folder().is_dir():
-        return "needs smollm2/ in the folder that LENGTHWISE_DATA names"
-    if grid.states is not None and not grid.states.is_dir():
+    home = data_home()
+    if home is None or not _folder().is_dir() or not (home / "castillo").is_dir():
+        return "needs smollm2/ and castillo/ in the folder that LENGTHWISE_DATA names"
+    if not grid.states.is_dir():
         return f"needs the folder {grid.states}"
     return None
 
@@ -191,7 +191,7 @@ STUDY: Study[Grid, list[Measured]] = Study(
     title="TRAIL: the probe against the prompt",
     question="How much more accurate is the remaining length from a hidden state than from the prompt?",
     paper="TRAIL, arXiv 2410.01035",
-    source="LENGTHWISE_DATA/smollm2",
+    source="LENGTHWISE_DATA/smollm2, kept states of SmolLM2 on CASTILLO's prompts",
     grid=Grid(),
     quick=Grid(epochs=1),
     minutes=(1.5, 0.8),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.log import Entry, append, cpu_seconds, last, last_measured, read
+from experiments import __main__ as command
+from experiments.log import Entry, append, cpu_seconds, last, last_measured, read, run_command
 from lengthwise.errors import InputError
 from lengthwise.workloads.traces import SAMPLE_ONLY
 
@@ -48,3 +49,37 @@ def test_cpu_time_includes_that_of_ended_processes() -> None:
     before, own = cpu_seconds(), time.process_time()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.2: pass"], check=True)
     assert cpu_seconds() - before > 0.1 + time.process_time() - own
+
+
+def test_a_command_that_is_no_study_is_logged_under_its_text_with_what_it_printed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORD", "two words")
+    text, path = """python -c "print('$WORD'); print('last'); print()" """, tmp_path / "log.jsonl"
+    assert command.main(["log", text, "--log", str(path)]) == 0
+    assert capfd.readouterr().out == "two words\nlast\n\n"
+    (entry,) = read(path)
+    assert (entry.study, entry.answer, entry.complete) == (text, "last", True)
+    assert entry.cpu_s is not None
+
+
+def test_the_command_line_of_this_environment_is_run() -> None:
+    assert run_command("lengthwise --version").answer.startswith("lengthwise ")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("make bench", "a command that begins with 'lengthwise' or 'python'"),
+        ("", "a command that begins with"),
+        ("python -c 'print", "No closing quotation"),
+        ("python -c 'exit(3)'", "exit code 3; it is not logged"),
+    ],
+)
+def test_a_command_that_fails_is_not_logged(
+    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.jsonl"
+    assert command.main(["log", text, "--log", str(path)]) == 2
+    assert problem in capsys.readouterr().err
+    assert not path.exists()

@@ -48,3 +48,10 @@ def test_a_row_of_two_studies_has_the_date_of_the_older_run(tmp_path: Path) -> N
     assert "| by 2026-11-" in line(papers.page(kept), claim)
     log.append(kept, replace(RUN, study="preble_figures", date="2098-01-02 03:04 UTC"))
     assert line(papers.page(kept), claim).endswith("| 2098-01-02, A |")
+
+
+def test_a_row_of_a_command_is_dated_by_the_last_logged_run_of_it(tmp_path: Path) -> None:
+    kept = tmp_path / "log.jsonl"
+    log.append(kept, replace(RUN, study="python -m benchmarks.routing --rates", date="2099-01-02 03:04 UTC"))
+    claim = "its overhead grows with engines and rate: 8 to 128/s on 4, 8 and 32 engines"
+    assert line(papers.page(kept), claim).endswith("| 2099-01-02, A |")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.trail_probe import (
+    KEPT,
     SHIPPED,
     STUDY,
     Grid,
@@ -18,9 +19,10 @@ from experiments.trail_probe import (
     draw,
     tables,
 )
-from lengthwise.predictors.probe import Probe, ProbeNetwork, log_bins
+from lengthwise.files import data_home
+from lengthwise.predictors.probe import DEFAULT, Probe, ProbeNetwork, load_probe, log_bins
 from lengthwise.training.probe.errors_by_age import JOINT_SMOOTH, PROMPT_BY_AGE, PROMPT_ONLY, compare_with_prompt
-from lengthwise.training.probe.states import States
+from lengthwise.training.probe.states import States, read_states
 from tests.training.probe.made import made_states
 
 
@@ -81,8 +83,22 @@ def test_the_heatmaps_are_drawn(found: Measured, tmp_path: Path) -> None:
 def test_it_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="torch is an extra")
     monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
-    assert STUDY.needs(Grid()) == "needs smollm2/ in the folder that LENGTHWISE_DATA names"
+    missing = "needs smollm2/ and castillo/ in the folder that LENGTHWISE_DATA names"
+    assert STUDY.needs(Grid()) == missing
     monkeypatch.setenv("LENGTHWISE_DATA", str(tmp_path))
     (tmp_path / "smollm2").mkdir()
+    assert STUDY.needs(Grid()) == missing
+    (tmp_path / "castillo").mkdir()
     assert STUDY.needs(Grid()) is None
     assert STUDY.needs(Grid(states=tmp_path / "none")) == f"needs the folder {tmp_path / 'none'}"
+
+
+def test_the_kept_states_are_of_prompts_that_no_packaged_model_has_seen() -> None:
+    home = data_home()
+    if home is None or not (home / "castillo").is_dir():
+        pytest.skip("the kept states are without the texts of their prompts, which are in LENGTHWISE_DATA/castillo")
+    probe = load_probe(DEFAULT)
+    states = read_states(KEPT, "fast", probe.llm)
+    assert len(np.unique(states.draw)) == 160
+    assert (states.tested).all()
+    assert set(states.layers) == {probe.layer}
