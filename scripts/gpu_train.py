@@ -5,10 +5,9 @@
     distil  there: an ensemble over folds, then students trained on it; the weights of the best are written
     join    here: the weights as one file, for `lengthwise train --weights`
 
-A variant is name:key=value,...; `without=NAME` trains without an LLM, `llm=NAME` on one alone,
-`head=NAME` with a head of `experiments/heads.py`. `train` and `distil`
-need torch, transformers and SciPy, not the other dependencies of the package: its modules are imported without its
-`__init__` files. docs/guides/training.md says how to run it.
+A variant is name:key=value,...; `without=NAME` trains without an LLM. `train` and `distil` need torch, transformers and
+SciPy, not the other dependencies of the package: its modules are imported without its `__init__` files.
+docs/guides/training.md says how to run it. Other heads and LLMs alone: gpu_papers.py.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SHORT = {
     "drop": "identity.drop", "pooling": "pooling", "layers": "layers",
 }  # fmt: skip
 PACKAGES = ("lengthwise", "lengthwise.predictors", "lengthwise.training", "lengthwise.training.encoder")
-JOB_KEYS = ("seed", "fold", "smollm2", "extra", "without", "llm", "head")
+JOB_KEYS = ("seed", "fold", "smollm2", "extra", "without")
 
 
 def bare_package() -> None:
@@ -132,11 +131,9 @@ def settings_tree(folder: Path, settings: dict[str, Any], own: Iterable[str] = (
 def work(arguments: argparse.Namespace) -> None:
     """Train one variant in this process and write its outputs for every prompt."""
     bare_package()
-    sys.path.insert(0, str(ROOT))
     import numpy as np
     import torch
 
-    from experiments.heads import HEADS
     from lengthwise.training.encoder.ensemble import scores_of
     from lengthwise.training.encoder.network import LengthNetwork
     from lengthwise.training.encoder.pack import Pack
@@ -149,16 +146,13 @@ def work(arguments: argparse.Namespace) -> None:
     data = Pack.read(folder / "pack.npz")
     if "without" in settings:
         data = data.without(settings["without"])
-    if "llm" in settings:
-        data.lengths[:, [i for i, llm in enumerate(data.llms) if settings["llm"] not in llm]] = 0
     if not settings.get("smollm2", True):
         data.lengths[:, [i for i, llm in enumerate(data.llms) if "SmolLM2" in llm]] = 0
     seed = int(settings.get("seed", 0))
     device = prepare_torch(seed)
     backbone = load_packed_backbone(folder)
     backbone.keep_layers(config.layers)
-    head = HEADS[settings.get("head", "logt")]
-    network = LengthNetwork(backbone, config, data.features, head)
+    network = LengthNetwork(backbone, config, data.features)
     task, everything = make_task(arguments, settings, data)
     left = arguments.until - time.time()
     trainer = Trainer(network, task, config, seed, device, deadline=time.monotonic() + left)
@@ -170,7 +164,7 @@ def work(arguments: argparse.Namespace) -> None:
     state = {k: v.detach().half().cpu() for k, v in network.state_dict().items()}
     torch.save(state, WORK / f"{name}.pt")
     finished = {"name": name, "settings": settings, "curves": curves}
-    finished["scores"] = scores_of(outputs, data, head)
+    finished["scores"] = scores_of(outputs, data)
     (WORK / f"{name}.json").write_text(json.dumps(finished))
 
 
