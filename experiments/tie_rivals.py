@@ -2,9 +2,9 @@
 
 SSJF predicts a length (absolute error of the mean), LTR a score (ListMLE), TIE mu and sigma (squared error of the
 log-t fitted to the prompt's samples; CLS, mean and maximum pooled). The papers' encoders are BERT, OPT-125M and
-DeBERTa; here all three are MiniLM, because DeBERTa's weights are not available, so that the objectives differ and the
-encoder does not. They are trained on CASTILLO without Alpaca, on the answers of the served LLM alone, as in the
-papers.
+DeBERTa; here all three are MiniLM, so that the objectives differ and the encoder does not. They are trained on CASTILLO
+without Alpaca, on the answers of the served LLM alone, as in the papers. Beside that TIE has the strongest encoder at
+hand, MPNet on the answers of all LLMs, in the place of DeBERTa, whose weights are not available.
 
 The predictions are kept in `results/tie_rivals.parquet`; configs/papers.yaml has the commands that train the networks.
 A traffic seed takes the networks of one training seed in turn, so that an interval covers both.
@@ -76,7 +76,10 @@ OTHER_LLMS: Final = "no network: fits to the other LLMs' answers, ridge"
 """A reference: a linear model that knows how long the other LLMs answer the same prompt."""
 OWN: Final = {"sjf": "ssjf", "ltr": "ltr", "tie": "tie"}
 """The predictor of each policy in the paper."""
-OWN_SETTING, TIES_SETTING = "own predictors", "TIE's for all"
+STRONGER: Final = "tie-mpnet"
+STRONGER_OWN: Final = {**OWN, "tie": STRONGER}
+OWN_SETTING, STRONGER_SETTING, TIES_SETTING = "own predictors", "own, TIE's MPNet", "TIE's for all"
+STRONGER_FOR_ALL: Final = "TIE's MPNet for all"
 COLUMNS: Final = ("ssjf", "ltr", "mu", "sigma")
 """ln of the predicted length, score, mu and sigma."""
 _DEFINITIONS: Final[Mapping[str, Metric]] = {
@@ -145,10 +148,19 @@ class RivalsResult:
     fits: tuple[Fit, ...]
     networks: tuple[NetworkFit, ...]
 
+    @property
+    def settings(self) -> dict[str, dict[str, str]]:
+        """The predictor of each policy, by setting."""
+        equal, both = self.grid.predictor, ("sjf", "tie")
+        found = {OWN_SETTING: OWN, TIES_SETTING: dict.fromkeys(both, "tie")}
+        if STRONGER in self.online.predictions:
+            found |= {STRONGER_SETTING: STRONGER_OWN, STRONGER_FOR_ALL: dict.fromkeys(both, STRONGER)}
+        return {**found, f"`{equal}` for all": dict.fromkeys(OWN, equal)}
+
 
 def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
     """The online experiment with all predictions, the offline one with own predictors, then the networks alone."""
-    kept = read_rows(grid.rows)
+    kept = read_rows(grid.rows, columns_of(grid.rows))
     samples = run.castillo()
     tested = samples.where(split="test")
     draw, seeds = draws(tested, grid.requests), range(grid.seeds)
@@ -169,13 +181,13 @@ def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
 
 
 def _offline(kept: Sequence[Predicted], samples: LengthSamples, run: Run, grid: RivalsGrid) -> Offline:
-    """Each policy on its own predictor, beside FCFS."""
+    """Each policy on its own predictor, TIE on the stronger one too, beside FCFS."""
     draw, seeds = at_once(samples, grid.pool), range(grid.seeds)
     plan = Plan(fleet(), ("fcfs",), ("oracle",), seeds=seeds)
     found = offline_runs(samples, plan, grid.pool, run.part(0.6, 0.7, "offline, "))
     drawn = [draw(seed) for seed in seeds]
     made = _own(kept, offline_rows(samples)[0].where(llm=LLM), drawn)
-    own = {(policy, rival): made[policy, rival] for policy, rival in OWN.items()}
+    own = {key: made[key] for key in (*OWN.items(), ("tie", STRONGER)) if key in made}
     return replace(found, grid=extend(found.grid, drawn, own, run.part(0.7, 0.9, "offline, ")))
 
 
@@ -197,20 +209,30 @@ def read_rows(path: Path, columns: Sequence[str] = COLUMNS) -> list[Predicted]:
     return found
 
 
+def columns_of(path: Path) -> tuple[str, ...]:
+    """Return COLUMNS, and those of the stronger network where every seed has it."""
+    table = pyarrow.parquet.read_table(path)
+    stronger = [f"{name} {STRONGER}" for name in ("mu", "sigma")]
+    whole = all(name in table.column_names and not table[name].null_count for name in stronger)
+    return (*COLUMNS, *(stronger if whole else ()))
+
+
 def _own(
     kept: Sequence[Predicted], rows: LengthSamples, drawn: Sequence[Workload]
 ) -> dict[tuple[str, str], list[RequestPredictions]]:
-    """Each policy on its own predictor, and SJF on the medians of TIE's."""
-    made: dict[str, list[RequestPredictions]] = {rival: [] for rival in KINDS}
+    """Each policy on its own predictor, TIE on the stronger network too, and SJF on the medians of TIE's networks."""
+    made: dict[str, list[RequestPredictions]] = {rival: [] for rival in (*KINDS, STRONGER)}
     for seed, workload in enumerate(drawn):
         values = _of_rows(kept[seed % len(kept)], rows)
         at = dict(zip(rows.table["prompt"].to_pylist(), values, strict=True))
-        ssjf, ltr, mu, sigma = np.array([at[prompt] for prompt in workload.table["prompt"].to_pylist()]).T
+        ssjf, ltr, mu, sigma, *rest = np.array([at[prompt] for prompt in workload.table["prompt"].to_pylist()]).T
         score = mu.mean() + _SCORE_SPREAD * (ltr - ltr.mean()) / max(float(ltr.std()), 1e-9)
         certain, like = np.zeros(len(mu)), predict_workload(workload, "oracle")
-        for rival, place, spread in (("ssjf", ssjf, certain), ("ltr", score, certain), ("tie", mu, sigma)):
+        rivals = [("ssjf", ssjf, certain), ("ltr", score, certain), ("tie", mu, sigma)]
+        for rival, place, spread in rivals + ([(STRONGER, rest[0], rest[1])] if rest else []):
             made[rival].append(replace(like, predictor=rival, mu=place, sigma=spread))
-    return {(policy, rival): made[rival] for policy, rival in (*OWN.items(), ("sjf", "tie"))}
+    pairs = (*OWN.items(), ("sjf", "tie"), ("tie", STRONGER), ("sjf", STRONGER))
+    return {(policy, rival): made[rival] for policy, rival in pairs if made[rival]}
 
 
 def _of_rows(kept: Predicted, rows: LengthSamples) -> Floats:
@@ -381,21 +403,11 @@ def _network_table(found: RivalsResult) -> Table:
     )
 
 
-def _settings(found: RivalsResult) -> dict[str, dict[str, str]]:
-    """The predictor of each policy, by setting."""
-    equal = found.grid.predictor
-    return {
-        OWN_SETTING: OWN,
-        TIES_SETTING: {"sjf": "tie", "tie": "tie"},
-        f"`{equal}` for all": dict.fromkeys(OWN, equal),
-    }
-
-
 def _latency(found: RivalsResult, definition: str) -> Table:
     grid, measured = found.online, _DEFINITIONS[definition]
     fcfs = [find(grid, "fcfs", "", offered) for offered in grid.offered_loads]
     rows = [["fcfs", "", "–", *(_per_token(cell, measured) for cell in fcfs)]]
-    for setting, predictors in _settings(found).items():
+    for setting, predictors in found.settings.items():
         for policy, predictor in predictors.items():
             ratios = [over(find(grid, policy, predictor, base.offered), base, measured) for base in fcfs]
             rows.append([policy, setting, f"{grid.tau(predictor):.3f}", *map(multiple, ratios)])
@@ -418,13 +430,21 @@ def _per_token(cell: Cell, measured: Metric) -> str:
 
 def claims(found: RivalsResult) -> list[Claim]:
     """The paper's ratios at its highest rate, in every setting and by both definitions, and R^2."""
-    settings = {setting: (found.online, predictors) for setting, predictors in _settings(found).items()}
+    settings = {setting: (found.online, predictors) for setting, predictors in found.settings.items()}
     definitions = {f", {name}": measured for name, measured in _DEFINITIONS.items()}
     test = found.fits[0]
     rows = pair_claims(settings, definitions) + offline_claims(found.offline, OWN, OWN_SETTING)
+    r_squared_of = {OWN_SETTING: (test.mu, test.sigma)}
+    if STRONGER_SETTING in settings:
+        # The rivals of this setting are those of OWN_SETTING: only what TIE gains is claimed again.
+        rows = [row for row in rows if row.setting != STRONGER_SETTING or row.statement.startswith("tie ")]
+        rows += offline_claims(found.offline, STRONGER_OWN, STRONGER_SETTING)
+        stronger = next(fit for fit in found.networks if fit.network == STRONGER)
+        r_squared_of[STRONGER_SETTING] = (stronger.mu, stronger.sigma)
     return rows + [
-        Claim(f"R^2 of {name}", theirs, ours, OWN_SETTING, neutral=None)
-        for name, theirs, ours in zip(("mu", "sigma"), paper.R_SQUARED, (test.mu, test.sigma), strict=True)
+        Claim(f"R^2 of {name}", theirs, ours, setting, neutral=None)
+        for setting, fitted in r_squared_of.items()
+        for name, theirs, ours in zip(("mu", "sigma"), paper.R_SQUARED, fitted, strict=True)
     ]
 
 

@@ -15,10 +15,13 @@ from experiments.tie_rivals import (
     KEPT,
     OWN,
     OWN_SETTING,
+    STRONGER,
+    STRONGER_SETTING,
     STUDY,
     RivalsGrid,
     RivalsResult,
     claims,
+    columns_of,
     from_other_llms,
     keep,
     measure,
@@ -53,13 +56,15 @@ def test_each_policy_orders_by_the_kept_predictions_of_its_own_network(small: Ri
     samples = load_castillo().where(split="test", llm=LLM)
     names = {row["prompt"]: (row["llm"], row["corpus"], row["prompt_id"]) for row in samples.table.to_pylist()}
     workload = castillo_workload(samples, LLM, requests=300, rate=1.0, seed=1, max_tokens=2048)
-    kept = read_rows(KEPT)[1]  # traffic of seed 1 takes the networks of training seed 1
+    kept = read_rows(KEPT, columns_of(KEPT))[1]  # traffic of seed 1 takes the networks of training seed 1
     rows = np.array([kept[names[prompt]] for prompt in workload.table["prompt"].to_pylist()])
-    made = {rival: small.online.predictions[rival][1] for rival in OWN.values()}
+    made = {rival: small.online.predictions[rival][1] for rival in (*OWN.values(), STRONGER)}
     np.testing.assert_array_equal(made["ssjf"].mu, rows[:, 0])
     np.testing.assert_array_equal(made["tie"].sigma, rows[:, 3])
     assert kendalltau(made["ltr"].mu, rows[:, 1]).statistic == pytest.approx(1.0)
     assert not made["ssjf"].sigma.any()
+    np.testing.assert_array_equal(made[STRONGER].mu, rows[:, 4])
+    np.testing.assert_array_equal(made[STRONGER].sigma, rows[:, 5])
 
 
 def test_equal_predictions_make_ssjf_and_ltr_the_same_and_own_ones_do_not(small: RivalsResult) -> None:
@@ -109,7 +114,7 @@ def test_one_llm_has_no_others_to_compare_with() -> None:
 
 def test_offline_every_policy_finishes_the_same_answers_that_arrive_at_once(small: RivalsResult) -> None:
     cells = small.offline.grid.cells
-    assert {(cell.policy, cell.predictor) for cell in cells} == {("fcfs", None), *OWN.items()}
+    assert {(cell.policy, cell.predictor) for cell in cells} == {("fcfs", None), *OWN.items(), ("tie", STRONGER)}
     for cell in cells:
         assert not cell.outcomes[0].arrival_s.any()
         np.testing.assert_array_equal(cell.outcomes[0].output_tokens, cells[0].outcomes[0].output_tokens)
@@ -127,8 +132,11 @@ def test_r_squared_is_1_for_the_truth_and_0_for_its_mean() -> None:
 
 def test_both_definitions_are_claimed_in_every_setting(small: RivalsResult) -> None:
     rows = [row for row in claims(small) if row.statement.startswith("tie over sjf")]
-    assert {row.setting for row in rows} == {"own predictors", "TIE's for all", "`noisy:0.5` for all"}
-    assert len(rows) == 6
+    assert {row.setting for row in rows} == small.settings.keys()
+    assert len(rows) == 2 * len(small.settings) == 10
+    stronger = [row.statement for row in claims(small) if row.setting == STRONGER_SETTING]
+    assert len(stronger) == 11
+    assert not [each for each in stronger if each.startswith(("sjf", "ltr"))], "they are in the other setting"
 
 
 def test_tables_are_complete(small: RivalsResult) -> None:
@@ -166,6 +174,15 @@ def test_a_network_that_a_seed_lacks_is_missing_there() -> None:
     names = [f"{network}_{seed}" for seed in (0, 1) for network in ("ssjf", "ltr", "tie")]
     kept = rows_table(*trainings([*names, "tie-mpnet_1"], (table.llms[0], LLAMA), 4), table.about)
     assert kept["mu tie-mpnet"].null_count == 4
+
+
+def test_the_stronger_network_is_compared_where_every_seed_has_it(tmp_path: Path) -> None:
+    names = [f"{network}_{seed}" for seed in (0, 1) for network in ("ssjf", "ltr", "tie", "tie-mpnet")]
+    about, path = PromptTable.of(load_castillo()).about, tmp_path / "rows.parquet"
+    pq.write_table(rows_table(*trainings(names, (LLAMA,), 4), about), path)
+    assert columns_of(path)[4:] == ("mu tie-mpnet", "sigma tie-mpnet")
+    pq.write_table(rows_table(*trainings(names[:-1], (LLAMA,), 4), about), path)
+    assert len(columns_of(path)) == 4
 
 
 def test_results_without_a_whole_seed_are_refused() -> None:
