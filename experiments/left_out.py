@@ -9,12 +9,15 @@ The recipe of `fast` is trained here, with and without each LLM, on lengths only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from experiments.study import Run, Study
@@ -27,6 +30,7 @@ from lengthwise.predictors.baselines import CAP
 from lengthwise.predictors.contract import LoadedPredictor, PredictionInput, as_logt
 from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
 from lengthwise.reports.tables import Table, share, signed
+from lengthwise.simulator.tasks import content_key
 from lengthwise.traffic.scores import Forecast, PredictionScores, average, score_predictions
 from lengthwise.training.data import load_samples
 from lengthwise.training.encoder.config import DataConfig
@@ -34,7 +38,7 @@ from lengthwise.training.encoder.network import package_folder
 from lengthwise.training.fast.train import FastRecipe, FastTrainer, calibrated
 from lengthwise.training.fast.word_tables import Vocabulary
 from lengthwise.training.pairs import PairTable
-from lengthwise.workloads import LengthSamples
+from lengthwise.workloads import LengthSamples, load_castillo
 
 Floats = NDArray[np.float64]
 
@@ -209,36 +213,70 @@ class LeftOutResult:
 
 
 def measure(run: Run, grid: LeftOutGrid) -> LeftOutResult:
-    """Adapt and score every LLM."""
+    """Train with all LLMs and without each, adapt and score every LLM."""
     samples = run.castillo()
     wanted = [resolve_llm(name, samples.llms) for name in grid.llms]
-    prompts = {llm: Prompts.of(samples, llm) for llm in wanted}
-    predicted, known = _train(run, grid, prompts)
+    recipe = FastRecipe(networks=grid.networks, epochs=grid.epochs)
+    vectors = stored_vectors(run, grid.vectors, _table().texts)
+    without = [(recipe, vectors, (llm,), (llm,)) for llm in wanted]
+    known, *trained = run.each("trainings", train, [(recipe, vectors, (), tuple(wanted)), *without])
     rows: list[LeftOut] = []
-    for number, (llm, each) in enumerate(predicted.items()):
-        run.report(llm, 0.8 + 0.2 * number / len(predicted))
-        scores_known = known_as(known, prompts[llm])
-        rows += [leave_out(each, prompts[llm], scores_known, lengths=count, draws=grid.draws) for count in grid.lengths]
+    for number, (llm, found) in enumerate(zip(wanted, trained, strict=True)):
+        run.report(llm, number / len(wanted))
+        mu, sigma = (np.array(found["predictions"][name]) for name in ("mu", "sigma"))
+        predicted = KnownPredictions(tuple(found["llms"]), mu, sigma, found["nu"])
+        prompts, scores_known = Prompts.of(samples, llm), PredictionScores(**known["scores"][llm])
+        rows += [leave_out(predicted, prompts, scores_known, lengths=n, draws=grid.draws) for n in grid.lengths]
     return LeftOutResult(grid, tuple(rows))
 
 
-def _train(
-    run: Run, grid: LeftOutGrid, prompts: Mapping[str, Prompts]
-) -> tuple[dict[str, KnownPredictions], LoadedPredictor]:
-    """Train the recipe of `fast` with all LLMs and without each; no training sees the prompts that are drawn from."""
+def train(recipe: FastRecipe, vectors: Path, without: tuple[str, ...], scored: tuple[str, ...]) -> dict[str, Any]:
+    """Train the recipe without an LLM and predict its prompts as each of the others, or with all and score some.
+
+    No training sees the prompts that are drawn from.
+    """
+    table, samples = _table(), load_castillo()
+    trainer = FastTrainer(Vocabulary.stored(vectors, table.texts), recipe)
+    with one_thread():
+        for llm in without:
+            table = _without(table, llm)
+        fitted, _ = calibrated(trainer, table, 0.0, SPLIT_SEED)
+        if not without:
+            return {"scores": {llm: asdict(known_as(fitted, Prompts.of(samples, llm))) for llm in scored}}
+        found = KnownPredictions.by(fitted, Prompts.of(samples, *without))
+    predictions = {"mu": found.mu.tolist(), "sigma": found.sigma.tolist()}
+    return {"llms": found.llms, "nu": found.nu, "predictions": predictions}
+
+
+@cache
+def _table() -> PairTable:
+    """Return what may be trained on; kept for the other trainings of this process."""
     rows = split_rows(load_samples(DataConfig(smollm2=True)).where(corpus=CORPORA))["rest"]
     table = PairTable.of(rows)
-    table = table.take(table.trainable())
-    vocabulary = Vocabulary.stored(grid.vectors, table.texts)
-    trainer = FastTrainer(vocabulary, FastRecipe(networks=grid.networks, epochs=grid.epochs))
-    run.report("all LLMs", 0.1)
-    known, _ = calibrated(trainer, table, 0.0, SPLIT_SEED)
-    found = {}
-    for number, (llm, own) in enumerate(prompts.items()):
-        run.report(f"without {llm}", 0.2 + 0.6 * number / len(prompts))
-        fitted, _ = calibrated(trainer, _without(table, llm), 0.0, SPLIT_SEED)
-        found[llm] = KnownPredictions.by(fitted, own)
-    return found, known
+    return table.take(table.trainable())
+
+
+def stored_vectors(run: Run, given: Path | None, texts: Sequence[str]) -> Path:
+    """Return a file with the words of these texts and their vectors, which takes long to make: given, or in the cache.
+
+    Trainings in several processes read it.
+    """
+    path = given or run.cache.folder / f"words-{content_key(texts=list(texts))[:16]}.npz"
+    run.report("word vectors", 0.0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Vocabulary.stored(path, texts)
+    return path
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch use one thread: trainings run side by side, and small networks gain little from more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _without(table: PairTable, llm: str) -> PairTable:
@@ -322,8 +360,7 @@ STUDY: Study[LeftOutGrid, LeftOutResult] = Study(
     source="CASTILLO, SmolLM2's lengths",
     grid=LeftOutGrid(),
     quick=LeftOutGrid(llms=("gemma-3-4b",), lengths=(100,), draws=2, networks=1, epochs=1),
-    minutes=(40, 1.6),
-    serial=True,
+    minutes=(20, 0.8),
     measure=measure,
     tables=tables,
     answer=answer,

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.left_out import lacks_minilm
+from experiments.left_out import lacks_minilm, one_thread, stored_vectors
 from experiments.study import Run, Study
 from lengthwise.files import data_home
 from lengthwise.lengths import log_t
@@ -104,38 +105,59 @@ class LeftOutGroupsResult:
 @unknown_llms_unlogged()  # most LLMs of a left-out group
 def measure(run: Run, grid: LeftOutGroupsGrid) -> LeftOutGroupsResult:
     """Train without each group, and on CASTILLO alone; score both."""
-    everything = training_pairs(ships=grid.ships)
-    table = sampled(everything.take(everything.trainable()), grid)
-    test = official_test(everything)
-    recipe = FastRecipe(networks=grid.networks, epochs=grid.epochs)
-    trainer = FastTrainer(Vocabulary.stored(grid.vectors, table.texts), recipe)
-    always = (*CASTILLO_GROUPS, MADE)
-    diverse = [name for name in table.groups if name not in always and table.in_groups([name]).any()]
+    table, _ = _tables(grid)
+    diverse = [name for name in table.groups if name not in (*CASTILLO_GROUPS, MADE) and table.in_groups([name]).any()]
     parts = [diverse[n :: grid.parts] for n in range(grid.parts)] if grid.parts else [[name] for name in diverse]
-    official: dict[str, PredictionScores] = {}
-    run.report("CASTILLO alone", 0.0)
-    castillo = trainer.fit(table.take(table.in_groups(list(CASTILLO_GROUPS))), grid.seed)
-    official["CASTILLO alone"] = _official(castillo, test)
-    alone = {name: _scored(castillo, table, name) for name in diverse}
-    left: dict[str, LeftOutPairs] = {}
-    for number, part in enumerate(parts):
-        run.report(f"without {', '.join(part)}", (number + 1) / (len(parts) + 3))
-        fitted = trainer.fit(table.take(~table.in_groups(part)), grid.seed)
-        official[f"without {', '.join(part)}"] = _official(fitted, test)
-        left |= {name: LeftOutPairs.of(fitted, table.take(table.in_groups([name]))) for name in part}
+
+    def but(left_out: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in table.groups if name not in left_out)
+
+    trainings = {"CASTILLO alone": (tuple(CASTILLO_GROUPS), tuple(diverse))}
+    trainings |= {f"without {', '.join(part)}": (but(part), tuple(part)) for part in parts}
+    every = dict(trainings)
     for name, other in itertools.permutations(CASTILLO_GROUPS):
-        run.report(f"without {name}", 0.9)
-        alone[name] = _scored(trainer.fit(table.take(table.in_groups([other])), grid.seed), table, name)
-        fitted = trainer.fit(table.take(~table.in_groups([name])), grid.seed)
-        left[name] = LeftOutPairs.of(fitted, table.take(table.in_groups([name])))
-    rows = []
+        every |= {f"{other} alone": ((other,), (name,)), f"without {name}": (but([name]), (name,))}
+    vectors = stored_vectors(run, grid.vectors, table.texts)
+    trained = run.each("trainings", train, [(grid, vectors, *each) for each in every.values()])
+    found = dict(zip(every, trained, strict=True))
+
+    def pairs(training: str, name: str) -> LeftOutPairs:
+        columns = map(np.array, found[training]["pairs"][name])
+        return LeftOutPairs(table.take(table.in_groups([name])), *columns)
+
+    left = {name: pairs(key, name) for key, (_, names) in every.items() if key.startswith("without") for name in names}
+    beside = {name: pairs(key, name) for key, (_, names) in every.items() if key.endswith("alone") for name in names}
+    nu, rows = found["CASTILLO alone"]["nu"], []
     for name, own in left.items():
-        widening = fit_widening([pairs for other, pairs in left.items() if other != name], castillo.calibration.nu)
-        sigma = own.spread(widening)
-        found = score_pairs(own.table, own.mu, sigma, castillo.calibration.nu)
-        online = online_coverage(own.table, own.mu, sigma, castillo.calibration.nu, grid.seed)
-        rows.append(LeftOutGroup(name, len(own.table), alone[name], found, online))
-    return LeftOutGroupsResult(grid, tuple(rows), official, fit_widening(list(left.values()), castillo.calibration.nu))
+        widening = fit_widening([pairs for other, pairs in left.items() if other != name], nu)
+        sigma, alone = own.spread(widening), beside[name]
+        online = online_coverage(own.table, own.mu, sigma, nu, grid.seed)
+        scores = (score_pairs(alone.table, alone.mu, alone.sigma, nu), score_pairs(own.table, own.mu, sigma, nu))
+        rows.append(LeftOutGroup(name, len(own.table), *scores, online))
+    official = {name: PredictionScores(**found[name]["official"]) for name in trainings}
+    return LeftOutGroupsResult(grid, tuple(rows), official, fit_widening(list(left.values()), nu))
+
+
+def train(grid: LeftOutGroupsGrid, vectors: Path, learned: tuple[str, ...], others: tuple[str, ...]) -> dict[str, Any]:
+    """Train on some groups; score on CASTILLO's official test, and predict the pairs of others."""
+    table, test = _tables(grid)
+    recipe = FastRecipe(networks=grid.networks, epochs=grid.epochs)
+    trainer = FastTrainer(Vocabulary.stored(vectors, table.texts), recipe)
+    with unknown_llms_unlogged(), one_thread():
+        fitted = trainer.fit(table.take(table.in_groups(learned)), grid.seed)
+        pairs = {name: LeftOutPairs.of(fitted, table.take(table.in_groups([name]))) for name in others}
+        return {
+            "official": asdict(official_scores(fitted, test)),
+            "nu": fitted.calibration.nu,
+            "pairs": {name: [column.tolist() for column in (p.mu, p.sigma, p.apart)] for name, p in pairs.items()},
+        }
+
+
+@lru_cache(maxsize=1)
+def _tables(grid: LeftOutGroupsGrid) -> tuple[PairTable, PairTable]:
+    """Return what is trained on or left out, and CASTILLO's official test; kept for this process's later trainings."""
+    everything = training_pairs(ships=grid.ships)
+    return sampled(everything.take(everything.trainable()), grid), official_test(everything)
 
 
 def online_coverage(
@@ -176,12 +198,8 @@ def sampled(table: PairTable, grid: LeftOutGroupsGrid) -> PairTable:
     return table.take(~np.isin(np.arange(len(table)), left_out))
 
 
-def _scored(predictor: FastPredictor, table: PairTable, group: str) -> PredictionScores:
-    own = table.take(table.in_groups([group]))
-    return score_pairs(own, *predicted(predictor, own))
-
-
-def _official(predictor: FastPredictor, test: PairTable) -> PredictionScores:
+def official_scores(predictor: FastPredictor, test: PairTable) -> PredictionScores:
+    """Return the scores on CASTILLO's official test, without SmolLM2's lengths."""
     return score_pairs(test, *predicted(predictor, test), only=[llm for llm in test.llms if llm != SMOLLM2])
 
 
@@ -254,8 +272,7 @@ STUDY: Study[LeftOutGroupsGrid, LeftOutGroupsResult] = Study(
     source="CASTILLO and diverse prompts",
     grid=LeftOutGroupsGrid(),
     quick=LeftOutGroupsGrid(parts=2, prompts_per_group=100, castillo_prompts=500, networks=2, epochs=1),
-    minutes=(40, 1.8),
-    serial=True,
+    minutes=(20, 0.9),
     measure=measure,
     tables=tables,
     answer=answer,

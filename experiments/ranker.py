@@ -8,12 +8,14 @@ trained here without a teacher, which `fast` had: with all kinds of prompts, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from experiments.left_out_groups import LeftOutGroupsGrid, sampled
+from experiments.left_out import one_thread
+from experiments.left_out_groups import LeftOutGroupsGrid, official_scores, sampled
 from experiments.study import Run, SeededGrid, Study, table_of
 from experiments.tie.study import LLM, draws, find, fleet, over
 from lengthwise.errors import InputError
@@ -26,7 +28,6 @@ from lengthwise.predictors.fast import FastPredictor
 from lengthwise.reports.tables import Table, multiple, share
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.traffic.scores import PredictionScores
-from lengthwise.training.data import SMOLLM2
 from lengthwise.training.encoder.pack import MADE
 from lengthwise.training.fast.train import (
     FastRecipe,
@@ -37,6 +38,7 @@ from lengthwise.training.fast.train import (
 )
 from lengthwise.training.fast.word_tables import Vocabulary
 from lengthwise.training.pairs import PairTable, score_pairs
+from lengthwise.workloads import load_castillo
 from lengthwise.workloads.datasets import CASTILLO_GROUPS
 
 RECIPES: Final[Mapping[str, Literal["", "all", "kind"]]] = {
@@ -99,30 +101,46 @@ class RankerResult:
 @unknown_llms_unlogged()
 def measure(run: Run, grid: RankerGrid) -> RankerResult:
     """Score the packaged files, train both recipes, simulate."""
-    packaged = {name: _fast(name) for name in PAIRS.values()}
-    everything = training_pairs(ships=True)
-    test = official_test(everything)
-    limits = LeftOutGroupsGrid(prompts_per_group=grid.prompts_per_group, castillo_prompts=grid.castillo_prompts)
-    table = sampled(everything.take(everything.trainable()), limits)
-    official = {name: _official(each, test) for name, each in packaged.items()}
-    always = (*CASTILLO_GROUPS, MADE)
-    kinds = [name for name in table.groups if name not in always and table.in_groups([name]).any()]
+    test = _tables(grid)[1]
+    official = {name: official_scores(_fast(name), test) for name in PAIRS.values()}
+    kinds = _kinds(grid)
+    outs = [(), *(tuple(kinds[part :: grid.parts]) for part in range(grid.parts))]
+    trainings = [(recipe, out) for recipe in RECIPES for out in outs] if grid.train else []
     left: dict[str, dict[str, float]] = {name: {} for name in kinds if grid.parts and grid.train}
-    trained = run.part(0.0, 0.8, "")
-    for number, (recipe, ranker) in enumerate(RECIPES.items() if grid.train else ()):
-        trainer = FastTrainer(
-            Vocabulary.of_packaged(packaged["fast"]),
-            FastRecipe(networks=grid.networks, epochs=grid.epochs, ranker=ranker),
-        )
-        official[f"{recipe}, no teacher"] = _official(trainer.fit(table), test)
-        for part in range(grid.parts):
-            out = kinds[part :: grid.parts]
-            trained(f"{recipe}, without {', '.join(out)}", (number + part / grid.parts) / len(RECIPES))
-            fitted = trainer.fit(table.take(~table.in_groups(out)))
-            for name in out:
-                own = table.take(table.in_groups([name]))
-                left[name][recipe] = score_pairs(own, *predicted(fitted, own)).tau
+    trained = run.each("trainings", train, [(grid, recipe, out) for recipe, out in trainings])
+    for (recipe, out), found in zip(trainings, trained, strict=True):
+        if not out:
+            official[f"{recipe}, no teacher"] = PredictionScores(**found["official"])
+        for name in out:
+            left[name][recipe] = found["tau"][name]
     return RankerResult(grid, official, left, _latencies(run, grid))
+
+
+def train(grid: RankerGrid, recipe: str, out: tuple[str, ...]) -> dict[str, Any]:
+    """Train a recipe without some kinds; return its scores on CASTILLO's official test, and tau on the kinds."""
+    table, test = _tables(grid)
+    how = FastRecipe(networks=grid.networks, epochs=grid.epochs, ranker=RECIPES[recipe])
+    with unknown_llms_unlogged(), one_thread():
+        fitted = FastTrainer(Vocabulary.of_packaged(_fast("fast")), how).fit(table.take(~table.in_groups(out)))
+        tau = {}
+        for name in out:
+            own = table.take(table.in_groups([name]))
+            tau[name] = score_pairs(own, *predicted(fitted, own)).tau
+        return {"official": asdict(official_scores(fitted, test)), "tau": tau}
+
+
+@lru_cache(maxsize=1)
+def _tables(grid: RankerGrid) -> tuple[PairTable, PairTable]:
+    """Return what is trained on, and CASTILLO's official test; kept for the later trainings of this process."""
+    everything = training_pairs(ships=True)
+    limits = LeftOutGroupsGrid(prompts_per_group=grid.prompts_per_group, castillo_prompts=grid.castillo_prompts)
+    return sampled(everything.take(everything.trainable()), limits), official_test(everything)
+
+
+def _kinds(grid: RankerGrid) -> list[str]:
+    """Return the kinds outside CASTILLO."""
+    table = _tables(grid)[0]
+    return [name for name in table.groups if name not in (*CASTILLO_GROUPS, MADE) and table.in_groups([name]).any()]
 
 
 def _fast(name: str) -> FastPredictor:
@@ -132,25 +150,38 @@ def _fast(name: str) -> FastPredictor:
     return found
 
 
-def _official(predictor: FastPredictor, test: PairTable) -> PredictionScores:
-    return score_pairs(test, *predicted(predictor, test), only=[llm for llm in test.llms if llm != SMOLLM2])
-
-
 def _latencies(run: Run, grid: RankerGrid) -> tuple[Latency, ...]:
-    samples = run.castillo().where(split="test")
-    plan = Plan(fleet(), ("fcfs", *PAIRS), tuple(PAIRS.values()), loads=grid.loads, seeds=range(grid.seeds))
+    samples = run.castillo()
     llms = [resolve_llm(name, samples.llms) for name in grid.llms] or samples.llms
-    rows = []
-    for number, llm in enumerate(llms):
-        run.report(llm, 0.8 + 0.2 * number / len(llms))
-        found = run_grid(plan, draws(samples, grid.requests, llm))
-        for offered in found.offered_loads:
-            fcfs, ltr, sjf = (find(found, policy, PAIRS.get(policy, ""), offered) for policy in ("fcfs", *PAIRS))
-            ratios = (over(ltr, sjf, "e2e_s"), over(ltr, sjf, "e2e_s", "p99"), over(ltr, sjf, "per_token_s"))
-            tau = {name: found.tau(name) for name in PAIRS.values()}
-            rows.append(Latency(llm, offered.load, tau, *ratios, over(sjf, fcfs, "e2e_s")))
+    asked = (tuple(PAIRS.values()), grid.loads, grid.requests, grid.seeds)
+    found = run.each("simulations", latencies, [(llm, *asked) for llm in llms])
+    rows = [
+        Latency(llm, load, row["tau"], *(Ratio(**row[name]) for name in ("e2e", "p99", "per_token", "fcfs")))
+        for llm, by_load in zip(llms, found, strict=True)
+        for load, row in zip(grid.loads, by_load["rows"], strict=True)
+    ]
     means = [_mean([row for row in rows if row.load == load]) for load in grid.loads]
     return (*rows, *(means if len(llms) > 1 else ()))
+
+
+def latencies(
+    llm: str, predictors: tuple[str, ...], loads: tuple[float, ...], requests: int, seeds: int
+) -> dict[str, Any]:
+    """Simulate both policies, each on its own predictor, on the answers of an LLM."""
+    plan = Plan(fleet(), ("fcfs", *PAIRS), predictors, loads=loads, seeds=range(seeds))
+    found = run_grid(plan, draws(load_castillo().where(split="test"), requests, llm))
+    rows = []
+    for offered in found.offered_loads:
+        fcfs, ltr, sjf = (find(found, policy, PAIRS.get(policy, ""), offered) for policy in ("fcfs", *PAIRS))
+        ratios = {
+            "e2e": over(ltr, sjf, "e2e_s"),
+            "p99": over(ltr, sjf, "e2e_s", "p99"),
+            "per_token": over(ltr, sjf, "per_token_s"),
+            "fcfs": over(sjf, fcfs, "e2e_s"),
+        }
+        tau = {name: found.tau(name) for name in predictors}
+        rows.append({"tau": tau, **{name: asdict(ratio) for name, ratio in ratios.items()}})
+    return {"rows": rows}
 
 
 def _mean(rows: Sequence[Latency]) -> Latency:
@@ -229,8 +260,7 @@ STUDY: Study[RankerGrid, RankerResult] = Study(
     quick=RankerGrid(
         seeds=3, parts=1, prompts_per_group=100, castillo_prompts=500, networks=1, epochs=1, requests=600, llms=(LLM,)
     ),
-    minutes=(12, 1.3),
-    serial=True,
+    minutes=(23, 0.7),
     measure=measure,
     tables=tables,
     answer=answer,

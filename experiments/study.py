@@ -67,6 +67,7 @@ from lengthwise.simulator.tasks import (
     file_digest,
     in_processes,
 )
+from lengthwise.version import ROOT
 from lengthwise.workloads import LengthSamples, Workload, load_castillo
 from lengthwise.workloads.datasets import PACKAGED
 from lengthwise.workloads.traces import SAMPLE_ONLY
@@ -185,7 +186,7 @@ class Call:
             function=self.function.__qualname__,
             arguments=self.arguments,
             inputs=_digest(self.arguments),
-            code=(code_version(), [file_digest(Path(file)) for file in sorted(files)]),
+            code=(_code_version(), [file_digest(Path(file)) for file in sorted(files)]),
             data=_data_version(os.environ.get("LENGTHWISE_DATA", "")),
         )
 
@@ -298,7 +299,7 @@ class Study(Generic[GridT, ResultT]):
             study=self.name,
             grid=grid,
             inputs=[_digest(getattr(grid, each.name)) for each in dataclasses.fields(grid)],  # type: ignore[arg-type]
-            code=(code_version(), _experiments_version()),
+            code=(_code_version(), _experiments_version()),
             data=_listing(os.environ.get("LENGTHWISE_DATA", "")),
         )
 
@@ -454,8 +455,18 @@ def _data_version(folder: str) -> str:
 
 
 @cache
+def _code_version() -> tuple[str, str]:
+    """The code of simulations, and that of trainings."""
+    return code_version(), _files_version(ROOT / "training")
+
+
+@cache
 def _experiments_version() -> str:
+    return _files_version(Path(__file__).parent)
+
+
+def _files_version(folder: Path) -> str:
     digest = sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
+    for file in sorted(folder.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -43,8 +43,12 @@ def result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LeftOutGroupsResu
     monkeypatch.setattr(left_out_groups, "training_pairs", lambda ships: pairs())
     monkeypatch.setattr(FastTrainer, "fit", watched)
     grid = LeftOutGroupsGrid(networks=2, epochs=3, prompts_per_group=100, vectors=vectors)
-    found = measure(Run(ResultCache(tmp_path)), grid)
+    cache = ResultCache(tmp_path)
+    found = measure(Run(cache), grid)
     check_output(STUDY.output(found))
+    trainings, again = len(seen), Run(cache)
+    assert measure(again, grid).rows == found.rows
+    assert again.counts == (trainings, 0), "a study that was stopped trains nothing twice"
     assert {"castillo-code", "castillo-chat"} in seen
     for name in GROUPS:
         assert set(GROUPS) - {name} in seen

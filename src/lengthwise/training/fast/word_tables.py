@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.linalg import lsqr
 
+from lengthwise.files import atomic_path
 from lengthwise.predictors.fast import (
     FEATURES,
     PAIRS,
@@ -82,7 +83,8 @@ class Vocabulary:
             rows = made.reader.rows
             words = sorted((word for word in rows if rows[word] >= RESERVED), key=rows.__getitem__)
             joined = [np.frombuffer(b"\n".join(part), np.uint8) for part in (words, sorted(made.own))]
-            np.savez(path, meaning=made.meaning, words=joined[0], own=joined[1])
+            with atomic_path(path) as temporary, temporary.open("wb") as file:
+                np.savez(file, meaning=made.meaning, words=joined[0], own=joined[1])
         return made
 
     @classmethod
