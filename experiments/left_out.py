@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.study import Run, Study
+from experiments.study import Call, Run, Study
 from lengthwise.errors import InputError
 from lengthwise.files import data_home
 from lengthwise.llm_names import resolve_llm
@@ -218,34 +218,36 @@ def measure(run: Run, grid: LeftOutGrid) -> LeftOutResult:
     wanted = [resolve_llm(name, samples.llms) for name in grid.llms]
     recipe = FastRecipe(networks=grid.networks, epochs=grid.epochs)
     vectors = stored_vectors(run, grid.vectors, _table().texts)
-    without = [(recipe, vectors, (llm,), (llm,)) for llm in wanted]
-    known, *trained = run.each("trainings", train, [(recipe, vectors, (), tuple(wanted)), *without])
-    rows: list[LeftOut] = []
-    for number, (llm, found) in enumerate(zip(wanted, trained, strict=True)):
-        run.report(llm, number / len(wanted))
-        mu, sigma = (np.array(found["predictions"][name]) for name in ("mu", "sigma"))
-        predicted = KnownPredictions(tuple(found["llms"]), mu, sigma, found["nu"])
-        prompts, scores_known = Prompts.of(samples, llm), PredictionScores(**known["scores"][llm])
-        rows += [leave_out(predicted, prompts, scores_known, lengths=n, draws=grid.draws) for n in grid.lengths]
+    without = [Call(train_without, (recipe, vectors, llm, grid.lengths, grid.draws)) for llm in wanted]
+    known, *trained = run.results("trainings", [Call(train_with_all, (recipe, vectors, tuple(wanted))), *without])
+    rows = []
+    for llm, found in zip(wanted, trained, strict=True):
+        for row in found["rows"]:
+            of_known, of_unknown = (PredictionScores(**each) for each in (known[llm], row["unknown"]))
+            draws = tuple(PredictionScores(**each) for each in row["draws"])
+            rows.append(LeftOut(llm, row["pool"], row["lengths"], of_known, of_unknown, draws))
     return LeftOutResult(grid, tuple(rows))
 
 
-def train(recipe: FastRecipe, vectors: Path, without: tuple[str, ...], scored: tuple[str, ...]) -> dict[str, Any]:
-    """Train the recipe without an LLM and predict its prompts as each of the others, or with all and score some.
-
-    No training sees the prompts that are drawn from.
-    """
+def train_with_all(recipe: FastRecipe, vectors: Path, scored: tuple[str, ...]) -> dict[str, Any]:
+    """Train the recipe with all LLMs, and score it on each of some; no training sees the pools."""
     table, samples = _table(), load_castillo()
-    trainer = FastTrainer(Vocabulary.stored(vectors, table.texts), recipe)
     with one_thread():
-        for llm in without:
-            table = _without(table, llm)
+        trainer = FastTrainer(Vocabulary.stored(vectors, table.texts), recipe)
         fitted, _ = calibrated(trainer, table, 0.0, SPLIT_SEED)
-        if not without:
-            return {"scores": {llm: asdict(known_as(fitted, Prompts.of(samples, llm))) for llm in scored}}
-        found = KnownPredictions.by(fitted, Prompts.of(samples, *without))
-    predictions = {"mu": found.mu.tolist(), "sigma": found.sigma.tolist()}
-    return {"llms": found.llms, "nu": found.nu, "predictions": predictions}
+        return {llm: asdict(known_as(fitted, Prompts.of(samples, llm))) for llm in scored}
+
+
+def train_without(recipe: FastRecipe, vectors: Path, llm: str, lengths: tuple[int, ...], draws: int) -> dict[str, Any]:
+    """Train the recipe without an LLM, and adapt it on each number of lengths."""
+    table, prompts = _table(), Prompts.of(load_castillo(), llm)
+    with one_thread():
+        trainer = FastTrainer(Vocabulary.stored(vectors, table.texts), recipe)
+        fitted, _ = calibrated(trainer, _without(table, llm), 0.0, SPLIT_SEED)
+        predicted = KnownPredictions.by(fitted, prompts)
+        later = PredictionScores()  # known after the training with all LLMs
+        rows = [leave_out(predicted, prompts, later, lengths=count, draws=draws) for count in lengths]
+    return {"rows": [asdict(row) for row in rows]}
 
 
 @cache

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments import left_out
 from experiments.left_out import (
     CORPORA,
     STUDY,
@@ -17,13 +18,20 @@ from experiments.left_out import (
     LeftOutResult,
     Prompts,
     leave_out,
+    measure,
     split_rows,
 )
+from experiments.study import Run
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
+from lengthwise.predictors.fast import FastPredictor
+from lengthwise.simulator.tasks import ResultCache
 from lengthwise.traffic.scores import PredictionScores
+from lengthwise.training.fast.train import FastTrainer
+from lengthwise.training.pairs import PairTable
 from lengthwise.workloads import LengthSamples
 from tests.experiments.samples import check_output
+from tests.training.fast.test_training import words
 
 LLMS = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "google/gemma-3-4b-it")
 
@@ -108,6 +116,31 @@ def test_a_real_predictor_predicts_an_llm_it_was_not_trained_on() -> None:
     row = leave_out(found, prompts, scored(0.7, 0.5, 0.9), lengths=20, draws=1)
     assert row.llm == "me/Mine-8B"
     assert np.isfinite(row.adapted.tau)
+
+
+def test_each_llm_is_left_out_of_a_training_and_known_to_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows, made, vectors = samples(900), words(), tmp_path / "words.npz"
+    joined = np.frombuffer(b"\n".join(sorted(made.own)), np.uint8)
+    np.savez(vectors, meaning=made.meaning, words=joined, own=joined)
+    fit, learned = FastTrainer.fit, []
+
+    def watched(self: FastTrainer, train: PairTable, seed: int = 0) -> FastPredictor:
+        learned.append({train.llms[llm] for llm in train.llm})
+        return fit(replace(self, recipe=replace(self.recipe, hidden=16, joint=8)), train, seed)
+
+    monkeypatch.setattr(FastTrainer, "fit", watched)
+    monkeypatch.setattr(left_out, "load_castillo", lambda: rows)
+    monkeypatch.setattr(left_out, "load_samples", lambda _: rows)
+    monkeypatch.setattr(Run, "castillo", lambda _: rows)
+    left_out._table.cache_clear()
+    grid = LeftOutGrid(networks=1, epochs=1, vectors=vectors, llms=LLMS[:2], lengths=(20,), draws=2)
+    found = measure(Run(ResultCache(tmp_path)), grid)
+    left_out._table.cache_clear()
+    assert learned == [set(LLMS), {*LLMS[1:]}, {LLMS[0], LLMS[2]}]
+    assert [row.llm for row in found.rows] == [*LLMS[:2]]
+    assert all(len(row.draws) == 2 and row.known != row.unknown for row in found.rows)
 
 
 def test_the_table_has_a_row_per_llm_and_without_data_the_study_names_its_input(
