@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "list":
             _list()
         elif options.command == "log":
+            _make(options.log.parent)
             append(options.log, run_command(options.text))
         else:
             _run(options)

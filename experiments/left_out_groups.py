@@ -112,29 +112,34 @@ def measure(run: Run, grid: LeftOutGroupsGrid) -> LeftOutGroupsResult:
     def but(left_out: Sequence[str]) -> tuple[str, ...]:
         return tuple(name for name in table.groups if name not in left_out)
 
-    trainings = {"CASTILLO alone": (tuple(CASTILLO_GROUPS), tuple(diverse))}
-    trainings |= {f"without {', '.join(part)}": (but(part), tuple(part)) for part in parts}
-    every = dict(trainings)
+    # By label: the groups that are trained on, and those that are scored.
+    alone = {"CASTILLO alone": (tuple(CASTILLO_GROUPS), tuple(diverse))}
+    without = {f"without {', '.join(part)}": (but(part), tuple(part)) for part in parts}
+    shown = (*alone, *without)
     for name, other in itertools.permutations(CASTILLO_GROUPS):
-        every |= {f"{other} alone": ((other,), (name,)), f"without {name}": (but([name]), (name,))}
+        alone[f"{other} alone"] = ((other,), (name,))
+        without[f"without {name}"] = (but([name]), (name,))
+    every = alone | without
     vectors = stored_vectors(run, grid.vectors, table.texts)
     trained = run.each("trainings", train, [(grid, vectors, *each) for each in every.values()])
     found = dict(zip(every, trained, strict=True))
 
-    def pairs(training: str, name: str) -> LeftOutPairs:
-        columns = map(np.array, found[training]["pairs"][name])
-        return LeftOutPairs(table.take(table.in_groups([name])), *columns)
+    def pairs(trainings: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> dict[str, LeftOutPairs]:
+        return {
+            name: LeftOutPairs(table.take(table.in_groups([name])), *map(np.array, found[label]["pairs"][name]))
+            for label, (_, scored) in trainings.items()
+            for name in scored
+        }
 
-    left = {name: pairs(key, name) for key, (_, names) in every.items() if key.startswith("without") for name in names}
-    beside = {name: pairs(key, name) for key, (_, names) in every.items() if key.endswith("alone") for name in names}
+    left, beside = pairs(without), pairs(alone)
     nu, rows = found["CASTILLO alone"]["nu"], []
     for name, own in left.items():
-        widening = fit_widening([pairs for other, pairs in left.items() if other != name], nu)
-        sigma, alone = own.spread(widening), beside[name]
+        widening = fit_widening([each for group, each in left.items() if group != name], nu)
+        sigma, base = own.spread(widening), beside[name]
         online = online_coverage(own.table, own.mu, sigma, nu, grid.seed)
-        scores = (score_pairs(alone.table, alone.mu, alone.sigma, nu), score_pairs(own.table, own.mu, sigma, nu))
+        scores = (score_pairs(base.table, base.mu, base.sigma, nu), score_pairs(own.table, own.mu, sigma, nu))
         rows.append(LeftOutGroup(name, len(own.table), *scores, online))
-    official = {name: PredictionScores(**found[name]["official"]) for name in trainings}
+    official = {name: PredictionScores(**found[name]["official"]) for name in shown}
     return LeftOutGroupsResult(grid, tuple(rows), official, fit_widening(list(left.values()), nu))
 
 

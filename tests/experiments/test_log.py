@@ -55,7 +55,7 @@ def test_a_command_that_is_no_study_is_logged_under_its_text_with_what_it_printe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORD", "two words")
-    text, path = """python -c "print('$WORD'); print('last'); print()" """, tmp_path / "log.jsonl"
+    text, path = """python -c "print('$WORD'); print('last'); print()" """, tmp_path / "new" / "log.jsonl"
     assert command.main(["log", text, "--log", str(path)]) == 0
     assert capfd.readouterr().out == "two words\nlast\n\n"
     (entry,) = read(path)

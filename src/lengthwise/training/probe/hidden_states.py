@@ -220,7 +220,7 @@ def collect_states(
     if not all(1 <= layer <= depth for layer in settings.layers):
         raise InputError(f"the LLM has {depth} layers", field="--layers", hint=f"give numbers from 1 to {depth}")
     keys = [prompt.key for prompt in prompts]
-    parts = _begin(out, {**asdict(settings), "model": model, "held_out": held_out, "prompts": _digest(keys)})
+    parts = _begin(out, {**asdict(settings), "model": model, "held_out": held_out, "prompts": _digest(prompts)})
     ids, ends = [prompt_ids(tokenizer, prompt.text) for prompt in prompts], _ends(llm, tokenizer)
     kept_apart = [hash_fraction(key) < held_out for key in keys]
     by_length = sorted(range(len(ids)), key=lambda number: len(ids[number]))
@@ -277,10 +277,10 @@ def _save(path: Path, columns: dict[str, NDArray[Any]]) -> None:
         np.savez_compressed(file, allow_pickle=False, **columns)
 
 
-def _digest(keys: Sequence[str]) -> str:
+def _digest(prompts: Sequence[Prompt]) -> str:
     import xxhash
 
-    return xxhash.xxh3_128_hexdigest("\n".join(keys).encode())
+    return xxhash.xxh3_128_hexdigest(json.dumps([(each.key, each.text) for each in prompts]).encode())
 
 
 def hash_fraction(key: str) -> float:
