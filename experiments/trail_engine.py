@@ -1,5 +1,8 @@
 """TRAIL end to end on a real engine: SmolLM2-135M's own answers in vLLM, with the probe on its hidden states.
 
+Beside it the policy alone on the step times of an 8B LLM with random weights, which has no hidden states to read: the
+lengths that Llama-3.1-8B gave are forced, and predictions are those of the prompt, or true lengths (`FORCED`).
+
 Policies take turns on one engine in bursts that drain, with the method of `lengthwise bench`: blocks in which every arm
 serves the same prompts with the same arrivals and seeds, and ratios to the fcfs of the same block. Prompts are those of
 Alpaca (the paper's data) in CASTILLO, a corpus that neither probe nor predictor is trained on.
@@ -31,7 +34,7 @@ from numpy.typing import NDArray
 
 from experiments.study import Claim, Run, Study
 from lengthwise.bench.analysis import BenchResult, analyse, episode_tables, times
-from lengthwise.bench.episodes import FCFS, Arm, Kind, TrafficPlan
+from lengthwise.bench.episodes import FCFS, ORACLE, Arm, Kind, TrafficPlan
 from lengthwise.bench.report import bench_tables
 from lengthwise.bench.run import BenchPlan, BenchProgress, embedded_server, run_bench
 from lengthwise.bench.store import BenchStore, read_measured
@@ -46,9 +49,16 @@ from lengthwise.workloads.formats import write_workload
 if TYPE_CHECKING:
     from lengthwise.training.probe.states import States
 
-_NAMES: Final = ("trail-engine", "trail-engine-h200", "trail-engine-h200-light")
-KEPT: Final = tuple(Path(__file__).parent / "results" / name for name in _NAMES)
+_RESULTS: Final = Path(__file__).parent / "results"
+OWN: Final = tuple(_RESULTS / name for name in ("trail-engine", "trail-engine-h200", "trail-engine-h200-light"))
+"""The LLM's own answers, with the probe."""
+FORCED: Final = tuple(_RESULTS / name for name in ("h200-32-trail", "h200-256-trail"))
+"""Forced lengths: `lengthwise bench` on 32 slots, and on 256 with full KV memory (docs/studies/trail.md)."""
+KEPT: Final = (*OWN, *FORCED)
 PROBED: Final = "default+probe"
+_LIMITED: Final = "srpt:c=0.8"
+_ORDER: Final = "srpt:c=0"
+_PREDICTORS: Final = (PROBED, "default", ORACLE)
 _LLM: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _CORPUS: Final = "Alpaca"
 _LONGEST_PROMPT: Final = 512
@@ -89,6 +99,8 @@ class TrailEngineResult:
     bench: BenchResult
     in_steps: Mapping[str, Mapping[str, Ratio]]
     """Mean E2E and TTFT of each arm (by its label) over fcfs's, in steps; empty without a step log."""
+    order: Mapping[str, Mapping[str, Ratio]]
+    """Mean E2E and TTFT of c = 0 over c = 0.8, by predictor."""
     step_ms: Mapping[str, tuple[float, float]]
     """Median and 90th percentile of the time from step to step, by the arm's label; empty without a step log."""
     other_lengths: int
@@ -123,7 +135,26 @@ def compare(store: BenchStore) -> TrailEngineResult:
     step_ms = _step_ms(store) if store.steps.is_file() else {}
     capped = float((tokens >= cap).mean())
     bench = analyse(read_measured(store))
-    return TrailEngineResult(store.folder.name, bench, in_steps, step_ms, other, len(tokens), capped)
+    return TrailEngineResult(store.folder.name, bench, in_steps, _orders(rows), step_ms, other, len(tokens), capped)
+
+
+def _orders(rows: pa.Table) -> dict[str, dict[str, Ratio]]:
+    """Return the order alone over limited preemption, for each predictor that has both."""
+    means: dict[Arm, dict[int, tuple[float, float]]] = {}
+    for _, arm, block, table in episode_tables(rows):
+        arrival = table["arrival_s"].to_numpy()
+        ends = (table[name].to_numpy() - arrival for name in ("finished_s", "first_token_s"))
+        e2e, ttft = (float(each.mean()) for each in ends)
+        means.setdefault(arm, {})[block] = (e2e, ttft)
+    found = {}
+    for predictor in _PREDICTORS:
+        order, limited = means.get(Arm(_ORDER, predictor)), means.get(Arm(_LIMITED, predictor))
+        if order is not None and limited is not None:
+            found[predictor] = {
+                what: over_pairs([order[b][place] for b in order], [limited[b][place] for b in order])
+                for place, what in enumerate(("mean E2E", "mean TTFT"))
+            }
+    return found
 
 
 def _in_steps(store: BenchStore, rows: pa.Table) -> dict[str, dict[str, Ratio]]:
@@ -173,7 +204,7 @@ def _arm(episode: Mapping[str, Any]) -> Arm:
 def arms(grid: TrailEngineGrid, paper: Path | None) -> tuple[Arm, ...]:
     """Return fcfs, sjf on the prompts, srpt with the probe, and the paper's probe."""
     found = [Arm(FCFS), Arm("sjf", "default"), *(Arm(f"srpt:c={c:g}", PROBED) for c in grid.c)]
-    return (*found, *([Arm("srpt:c=0.8", f"{PROBED}:{paper}")] if paper is not None else []))
+    return (*found, *([Arm(_LIMITED, f"{PROBED}:{paper}")] if paper is not None else []))
 
 
 def _run_episodes(run: Run, grid: TrailEngineGrid, store: BenchStore) -> None:
@@ -273,18 +304,30 @@ def _tables(result: TrailEngineResult) -> list[Table]:
 
 def claims(results: Sequence[TrailEngineResult]) -> list[Claim]:
     """Return the paper's gains beside ours, by time and by steps; fewer than three blocks are not compared."""
-    limited, order = Arm("srpt:c=0.8", PROBED).label, Arm("srpt:c=0", PROBED).label
     found = []
     for result in results:
         enough = min(each.blocks for each in result.bench.arms) >= _MIN_BLOCKS
         by_time = {each.arm.label: each.ratios for each in result.bench.arms}
-        for unit, ratios in (("by time", by_time), ("in steps", result.in_steps)):
-            for name, what in (("mean", "mean E2E"), ("ttft", "mean TTFT")):
-                for label, c, paper in ((limited, "0.8", _PAPER[name] if enough else None), (order, "0", None)):
-                    if label in ratios:
-                        ours = _inverse(ratios[label][name])
-                        found.append(Claim(f"{what}, FCFS over c = {c}", paper, ours, f"{result.name}, {unit}"))
+        for predictor in _PREDICTORS:
+            limited, order = Arm(_LIMITED, predictor).label, Arm(_ORDER, predictor).label
+            for unit, ratios in (("by time", by_time), ("in steps", result.in_steps)):
+                setting = f"{result.name}, {_called(predictor)}, {unit}"
+                for name, what in (("mean", "mean E2E"), ("ttft", "mean TTFT")):
+                    for label, c, paper in ((limited, "0.8", _PAPER[name] if enough else None), (order, "0", None)):
+                        if label in ratios:
+                            ours = _inverse(ratios[label][name])
+                            found.append(Claim(f"{what}, FCFS over c = {c}", paper, ours, setting))
+            if predictor in result.order:
+                found += [
+                    Claim(f"{what}, c = 0 over c = 0.8", None, ratio, f"{result.name}, {_called(predictor)}, by time")
+                    for what, ratio in result.order[predictor].items()
+                ]
     return found
+
+
+def _called(predictor: str) -> str:
+    """The name of a predictor as in tables."""
+    return Arm(_LIMITED, predictor).label.removeprefix(f"{_LIMITED}, ")
 
 
 def _inverse(ratio: Ratio) -> Ratio:
@@ -300,12 +343,11 @@ def _needs(grid: TrailEngineGrid) -> str | None:
 
 def answer(results: Sequence[TrailEngineResult]) -> str:
     """The mean of limited preemption in each measurement."""
-    limited = Arm("srpt:c=0.8", PROBED)
     parts = [
-        f"{times(each.ratios['mean'])} in {result.name} ({each.blocks} blocks)"
+        f"{times(each.ratios['mean'])} in {result.name} ({_called(each.arm.predictor)}, {each.blocks} blocks)"
         for result in results
         for each in result.bench.arms
-        if each.arm == limited
+        if each.arm in (Arm(_LIMITED, PROBED), Arm(_LIMITED, "default"))
     ]
     return f"Mean E2E, FCFS over limited preemption (c = 0.8): {'; '.join(parts)}." if parts else ""
 

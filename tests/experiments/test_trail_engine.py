@@ -11,6 +11,7 @@ import pytest
 
 from experiments.study import Run
 from experiments.trail_engine import (
+    FORCED,
     KEPT,
     PROBED,
     STUDY,
@@ -23,7 +24,7 @@ from experiments.trail_engine import (
     paper_probe,
     tables,
 )
-from lengthwise.bench.episodes import FCFS, Arm
+from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.predictors.probe import PAPER, load_probe, write_probe
 from lengthwise.simulator.tasks import ResultCache
@@ -76,7 +77,10 @@ def test_measurements_of_several_folders_are_shown_side_by_side(store: BenchStor
     grid = TrailEngineGrid(results=(store.folder, other.folder))
     results = measure(Run(ResultCache(tmp_path)), grid)
     assert [table.title.partition(":")[0] for table in tables(results)] == ["kept", "kept", "other", "other"]
-    assert {claim.setting for claim in claims(results)} == {"kept, by time", "other, by time"}
+    assert {claim.setting for claim in claims(results)} == {
+        "kept, default + probe, by time",
+        "other, default + probe, by time",
+    }
     assert STUDY.needs(TrailEngineGrid(results=(store.folder, tmp_path / "none"), measure=True)) is not None
 
 
@@ -84,11 +88,28 @@ def test_the_kept_rows_are_read_and_name_no_path_of_the_machine_that_measured_th
     results = measure(Run(ResultCache(tmp_path)), STUDY.grid)
     assert len(results) == len(KEPT)
     for result, folder in zip(results, KEPT, strict=True):
-        assert {each.arm for each in result.bench.arms} >= {Arm(FCFS), LIMITED}
+        predictors = ("default", ORACLE) if folder in FORCED else (PROBED,)
+        assert {each.arm for each in result.bench.arms} >= {
+            Arm(FCFS),
+            *(Arm("srpt:c=0.8", each) for each in predictors),
+        }
         assert result.in_steps.keys() == result.step_ms.keys() - {Arm(FCFS).label}
         assert all(0 < median <= high for median, high in result.step_ms.values())
         assert '"/' not in (folder / "bench.json").read_text()
+        if folder in FORCED:
+            assert result.other_lengths == 0
     assert results[0].other_lengths == 0, "in float32 on a CPU every arm serves the same answers"
+
+
+def test_the_order_alone_is_compared_with_limited_preemption_within_blocks(tmp_path: Path) -> None:
+    def slower_without(arm: Arm, block: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.uniform(1.0, 9.0, 50) * {Arm(FCFS): 4.0, Arm("srpt:c=0", ORACLE): 3.0}.get(arm, 1.0)
+
+    kept = measured(tmp_path, (Arm(FCFS), Arm("srpt:c=0", ORACLE), Arm("srpt:c=0.8", ORACLE)), 3, slower_without)
+    found = {claim.statement: claim for claim in claims([compare(kept)])}
+    assert found["mean E2E, c = 0 over c = 0.8"].ours.ratio == pytest.approx(3.0)
+    assert found["mean E2E, c = 0 over c = 0.8"].setting.endswith("true lengths, by time")
+    assert found["mean E2E, FCFS over c = 0.8"].ours.ratio == pytest.approx(4.0)
 
 
 def test_every_c_has_an_arm_and_the_paper_has_its_probe(tmp_path: Path) -> None:

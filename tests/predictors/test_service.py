@@ -266,9 +266,7 @@ def test_an_idle_predictor_is_not_taken_for_hanging() -> None:
     clock, guess = Clock(), Guess()
     host = Host(PredictionService(lambda: guess, clock=clock))
     host.service.warm()
-    worker = host.service._worker
-    assert worker is not None
-    host.until(lambda: worker.busy_since is None and worker.loaded)
+    host.until(lambda: host.service.ready)
     clock.now = 1000.0
     host.arrive("a")
     host.until(lambda: "a" in host.taken)
@@ -277,6 +275,18 @@ def test_an_idle_predictor_is_not_taken_for_hanging() -> None:
     host.until(lambda: "b" in host.taken)
     assert (host.service.counts.hung, host.service.counts.dropped) == (0, 0)
     host.service.close()
+
+
+def test_a_service_is_ready_once_its_predictor_is_loaded_and_while_it_is_idle(host: Host, guess: Guess) -> None:
+    assert not host.service.ready
+    host.service.warm()
+    host.until(lambda: host.service.ready)
+    guess.gate.clear()
+    host.arrive("a")
+    assert guess.inside.wait(60)
+    assert not host.service.ready, "it predicts"
+    guess.gate.set()
+    host.until(lambda: host.service.ready and "a" in host.taken)
 
 
 def test_a_stopping_host_does_not_wait_for_a_predictor_that_hangs(guess: Guess) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.engine
 from pathlib import Path
 
 from lengthwise.lengths import LogT
+from lengthwise.predictors.service import PredictionService
 from lengthwise.vllm import bench_switch as vllm_bench
 from lengthwise.vllm.scheduler import LengthwiseScheduler
 from tests.vllm.probed import LAYER, exact_probe, probed_host
@@ -107,6 +108,34 @@ def test_policies_alternate_and_the_servers_own_is_restored(scheduler: Any) -> N
     restored = bench("restore")
     assert restored is not None
     assert restored["policy"] == "sjf"
+
+
+def test_an_episode_begins_with_a_predictor_that_is_idle_and_is_reset_once(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, resets = Console(scheduler), list[PredictionService]()
+    reset = PredictionService.reset
+
+    def counted(service: PredictionService) -> None:
+        resets.append(service)
+        reset(service)
+
+    monkeypatch.setattr(PredictionService, "reset", counted)
+
+    def begin() -> int:
+        resets.clear()
+        deadline = time.monotonic() + 120
+        while not (bench("begin", policy="sjf", predictor="fast") or {})["ready"]:
+            assert time.monotonic() < deadline, "the predictor is not loaded"
+            time.sleep(0.01)
+        assert scheduler.predictions.ready
+        return len(resets)
+
+    assert begin() == 0, "a new one has learned nothing"
+    serve(scheduler, [3, 3])
+    bench("end")
+    assert begin() == 1, "however often the bench asks"
+    bench("restore")
 
 
 def test_an_episode_may_use_a_probe_whose_states_the_worker_reports(model: Path, tmp_path: Path) -> None:

@@ -204,6 +204,11 @@ class Worker:
         """Whether the predictor is loaded."""
         return self._served is not None
 
+    @property
+    def idle(self) -> bool:
+        """Whether the predictor is loaded and has nothing to do."""
+        return self.loaded and self.busy_since is None and not self.waiting
+
     def put(self, message: Message, *, start: bool = True) -> None:
         """Send a message to the worker; start it if necessary."""
         self._asked += isinstance(message, Question)

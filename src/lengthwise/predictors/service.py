@@ -249,8 +249,8 @@ class PredictionService:
 
     @property
     def ready(self) -> bool:
-        """Whether predictions can be made at once: the predictor is loaded, or there is none."""
-        return self._worker is None or self._worker.loaded
+        """Whether predictions can be made at once: the predictor is loaded and idle, or there is none."""
+        return self._worker is None or self._worker.idle
 
     def use(self, process: SubprocessPredictor, predictor: str) -> None:
         """Use another predictor, which has been started, from now on.

@@ -114,6 +114,8 @@ class BenchControl:
         self._token = token.encode()
         self._before: Setup | None = None
         self._services: dict[tuple[str, ForcedLengths | None], PredictionService] = {}
+        self._unused: PredictionService | None = None
+        """The service of the last `begin`, until a request may have taught it something."""
         self._episode: _Episode | None = None
         self._replies: dict[str, dict[str, Any]] = {}
         self._open: set[str] = set()
@@ -132,6 +134,7 @@ class BenchControl:
         if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self._token):
             if given is not None:
                 _log.warning("request %s has a wrong bench token", request.request_id)
+            self._unused = None
             if self._episode is not None:
                 self._episode.foreign += 1
             return
@@ -139,6 +142,7 @@ class BenchControl:
         if "bench_command" in xargs:
             self._replies[request.request_id] = self._executed(str(xargs["bench_command"]))
         else:
+            self._unused = None
             self._open.add(request.request_id)
 
     def ended(self, request: Request) -> dict[str, Any] | None:
@@ -217,7 +221,9 @@ class BenchControl:
         if service is None:
             service = prediction_service(known) if forced is None else forced.service(known)
             self._services[known, forced] = service
-        service.reset()
+        elif service is not self._unused:  # a reset loads its predictor again: not each time that a bench asks
+            service.reset()
+        self._unused = service
         scheduler.jobs.reset()
         self._episode = _Episode(service.counts)
         scheduler.use(Setup(policy, predictor, service, forced, refiner))
