@@ -60,6 +60,11 @@ def test_the_error_of_the_simulator(shown: dict[str, Output]) -> None:
 
 
 def test_the_gain_of_a_probe_in_vllm(shown: dict[str, Output]) -> None:
-    table = next(each for each in shown["trail_engine"].tables if each.title == "trail-engine-h200: burst episodes")
-    e2e, _, ttft = next(row[2:5] for row in table.rows if row[0] == "srpt:c=0.8, default + probe")
-    assert f"by time E2E {e2e}, TTFT {ttft};".replace("x [", " [") in page("papers.md")
+    for folder, arm, shape in (
+        ("trail-engine-h200", "srpt:c=0.8, default + probe", "8 slots, by time E2E {}, TTFT {};"),
+        ("h200-32-trail", "srpt:c=0.8, default", "32 slots, E2E {}, TTFT {} "),
+        ("h200-256-trail", "srpt:c=0.8, default", "memory full, E2E {}, TTFT {}."),
+    ):
+        table = next(each for each in shown["trail_engine"].tables if each.title == f"{folder}: burst episodes")
+        e2e, _, ttft = next(row[2:5] for row in table.rows if row[0] == arm)
+        assert shape.format(e2e, ttft).replace("x [", " [") in page("papers.md")
