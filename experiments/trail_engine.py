@@ -1,7 +1,7 @@
 """TRAIL end to end on a real engine: SmolLM2-135M's own answers in vLLM, with the probe on its hidden states.
 
-Beside it the policy alone on the step times of an 8B LLM with random weights, which has no hidden states to read: the
-lengths that Llama-3.1-8B gave are forced, and predictions are those of the prompt, or true lengths (`FORCED`).
+Beside it the policy alone on the step times of an 8B LLM with random weights, whose hidden states say nothing: lengths
+that Llama-3.1-8B gave are forced, and predictions are those of the prompt, or true lengths (`FORCED`).
 
 Policies take turns on one engine in bursts that drain, with the method of `lengthwise bench`: blocks in which every arm
 serves the same prompts with the same arrivals and seeds, and ratios to the fcfs of the same block. Prompts are those of
@@ -33,7 +33,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from experiments.study import Claim, Run, Study
-from lengthwise.bench.analysis import BenchResult, analyse, episode_tables, times
+from lengthwise.bench.analysis import BenchResult, analyse, episode_tables, read_episodes, times
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm, Kind, TrafficPlan
 from lengthwise.bench.report import bench_tables
 from lengthwise.bench.run import BenchPlan, BenchProgress, embedded_server, run_bench
@@ -41,6 +41,7 @@ from lengthwise.bench.store import BenchStore, read_measured
 from lengthwise.intervals import Ratio, over_pairs
 from lengthwise.predictors.probe import PAPER, Probe, load_probe, paper_bins, write_probe
 from lengthwise.reports.tables import Table
+from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.step_log import read_steps
 from lengthwise.vllm.bench_switch import TOKEN_VARIABLE
 from lengthwise.workloads import Workload
@@ -59,6 +60,7 @@ PROBED: Final = "default+probe"
 _LIMITED: Final = "srpt:c=0.8"
 _ORDER: Final = "srpt:c=0"
 _PREDICTORS: Final = (PROBED, "default", ORACLE)
+_MEANS: Final = {"mean": "mean E2E", "ttft": "mean TTFT"}
 _LLM: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _CORPUS: Final = "Alpaca"
 _LONGEST_PROMPT: Final = 512
@@ -100,7 +102,7 @@ class TrailEngineResult:
     in_steps: Mapping[str, Mapping[str, Ratio]]
     """Mean E2E and TTFT of each arm (by its label) over fcfs's, in steps; empty without a step log."""
     order: Mapping[str, Mapping[str, Ratio]]
-    """Mean E2E and TTFT of c = 0 over c = 0.8, by predictor."""
+    """Mean E2E and TTFT of c = 0 over those of c = 0.8, by predictor."""
     step_ms: Mapping[str, tuple[float, float]]
     """Median and 90th percentile of the time from step to step, by the arm's label; empty without a step log."""
     other_lengths: int
@@ -140,21 +142,16 @@ def compare(store: BenchStore) -> TrailEngineResult:
 
 def _orders(rows: pa.Table) -> dict[str, dict[str, Ratio]]:
     """Return the order alone over limited preemption, for each predictor that has both."""
-    means: dict[Arm, dict[int, tuple[float, float]]] = {}
-    for _, arm, block, table in episode_tables(rows):
-        arrival = table["arrival_s"].to_numpy()
-        ends = (table[name].to_numpy() - arrival for name in ("finished_s", "first_token_s"))
-        e2e, ttft = (float(each.mean()) for each in ends)
-        means.setdefault(arm, {})[block] = (e2e, ttft)
-    found = {}
+    blocks = {arm: found for (_, arm), found in read_episodes(rows, LatencyLimits()).items()}
+    ratios = {}
     for predictor in _PREDICTORS:
-        order, limited = means.get(Arm(_ORDER, predictor)), means.get(Arm(_LIMITED, predictor))
+        order, limited = blocks.get(Arm(_ORDER, predictor)), blocks.get(Arm(_LIMITED, predictor))
         if order is not None and limited is not None:
-            found[predictor] = {
-                what: over_pairs([order[b][place] for b in order], [limited[b][place] for b in order])
-                for place, what in enumerate(("mean E2E", "mean TTFT"))
+            ratios[predictor] = {
+                name: over_pairs(*([each[b].figures[name] for b in order] for each in (order, limited)))
+                for name in _MEANS
             }
-    return found
+    return ratios
 
 
 def _in_steps(store: BenchStore, rows: pa.Table) -> dict[str, dict[str, Ratio]]:
@@ -310,24 +307,18 @@ def claims(results: Sequence[TrailEngineResult]) -> list[Claim]:
         by_time = {each.arm.label: each.ratios for each in result.bench.arms}
         for predictor in _PREDICTORS:
             limited, order = Arm(_LIMITED, predictor).label, Arm(_ORDER, predictor).label
+            of_predictor = Arm(_LIMITED, predictor).predictor_label
             for unit, ratios in (("by time", by_time), ("in steps", result.in_steps)):
-                setting = f"{result.name}, {_called(predictor)}, {unit}"
-                for name, what in (("mean", "mean E2E"), ("ttft", "mean TTFT")):
+                setting = f"{result.name}, {of_predictor}, {unit}"
+                for name, what in _MEANS.items():
                     for label, c, paper in ((limited, "0.8", _PAPER[name] if enough else None), (order, "0", None)):
                         if label in ratios:
                             ours = _inverse(ratios[label][name])
                             found.append(Claim(f"{what}, FCFS over c = {c}", paper, ours, setting))
-            if predictor in result.order:
-                found += [
-                    Claim(f"{what}, c = 0 over c = 0.8", None, ratio, f"{result.name}, {_called(predictor)}, by time")
-                    for what, ratio in result.order[predictor].items()
-                ]
+            for name, ratio in result.order.get(predictor, {}).items():
+                setting = f"{result.name}, {of_predictor}, by time"
+                found.append(Claim(f"{_MEANS[name]}, c = 0 over c = 0.8", None, ratio, setting))
     return found
-
-
-def _called(predictor: str) -> str:
-    """The name of a predictor as in tables."""
-    return Arm(_LIMITED, predictor).label.removeprefix(f"{_LIMITED}, ")
 
 
 def _inverse(ratio: Ratio) -> Ratio:
@@ -344,7 +335,7 @@ def _needs(grid: TrailEngineGrid) -> str | None:
 def answer(results: Sequence[TrailEngineResult]) -> str:
     """The mean of limited preemption in each measurement."""
     parts = [
-        f"{times(each.ratios['mean'])} in {result.name} ({_called(each.arm.predictor)}, {each.blocks} blocks)"
+        f"{times(each.ratios['mean'])} in {result.name} ({each.arm.predictor_label}, {each.blocks} blocks)"
         for result in results
         for each in result.bench.arms
         if each.arm in (Arm(_LIMITED, PROBED), Arm(_LIMITED, "default"))

@@ -76,14 +76,19 @@ class Arm:
     @property
     def label(self) -> str:
         """Its name in tables and files."""
-        name = self.policy
-        if self.predictor != NO_PREDICTOR:
-            made = {ORACLE: "true lengths", INVERTED: "inverted lengths"}
-            known = made.get(self.predictor) or Path(self.prompt_predictor).stem
-            name = f"{self.policy}, {known}"
+        name = ", ".join(filter(None, (self.policy, self.predictor_label)))
+        return f"{name} (again)" if self.copy else name
+
+    @property
+    def predictor_label(self) -> str:
+        """Its predictor's name in tables, empty without one."""
+        if self.predictor == NO_PREDICTOR:
+            return ""
+        made = {ORACLE: "true lengths", INVERTED: "inverted lengths"}
+        name = made.get(self.predictor) or Path(self.prompt_predictor).stem
         if self.probe is not None:
             name += " + probe" if self.probe == DEFAULT_PROBE else f" + {Path(self.probe).stem}"
-        return f"{name} (again)" if self.copy else name
+        return name
 
 
 def arms_of(policies: Sequence[str], predictors: Sequence[str], *, noise: bool) -> tuple[Arm, ...]:
